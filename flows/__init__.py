@@ -1,0 +1,1 @@
+"""When work runs: plan, DVC driver, Prefect flow, command line. Computes nothing itself."""

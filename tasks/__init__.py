@@ -1,0 +1,1 @@
+"""One stage as a unit: contract, inputs, outputs, MLflow run, lineage record. `python -m tasks.NAME`."""
