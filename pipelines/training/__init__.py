@@ -1,0 +1,1 @@
+"""The one optimiser loop: batches, loss components, checkpoints, exact resume."""

@@ -1,0 +1,129 @@
+"""The one training loop. A stage gives it a model, components and a function from step to units; it owns the optimiser.
+
+`optimise` is the whole method: take the units of the step, update, report, checkpoint. Resuming means calling it again:
+the trainer's state comes from the newest readable checkpoint and `units_at` is a pure function of (step, weights).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from pipelines.training.batch import MicroBatch, Unit, micro_batches
+from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.components import Component, Outputs, token_outputs
+from pipelines.training.settings import Optimiser
+
+Report = Callable[[int, int, dict[str, float]], None]
+"""Called after every loop step with (steps done, steps in all, metrics)."""
+
+
+class Trainer:
+    """A model, its AdamW state and the number of updates done. One call of `update` is one optimiser step."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        components: Sequence[Component],
+        settings: Optimiser,
+        total_updates: int,
+        pad_id: int,
+        forward: Callable[[torch.nn.Module, MicroBatch], Outputs] = token_outputs,
+    ):
+        self.model, self.components, self.settings = model, list(components), settings
+        self.total_updates, self.pad_id, self.forward = total_updates, pad_id, forward
+        self.updates = 0
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
+        vectors = [parameter for parameter in parameters if parameter.ndim < 2]
+        self.optimiser = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+            lr=settings.lr,
+            betas=(0.9, 0.95),
+            foreach=True,
+        )
+        self.parameters = parameters
+
+    def update(self, units: Sequence[Unit]) -> dict[str, float]:
+        """One optimiser step on all of `units`; returns the loss per component, the gradient norm and the learning rate.
+
+        Raises FloatingPointError when the loss or the gradient is not finite: the weights are then still the old ones.
+        """
+        device = self.parameters[0].device
+        denominators = {component.name: component.denominator(units) for component in self.components}
+        sums = {component.name: 0.0 for component in self.components}
+        self.model.train()
+        self.optimiser.zero_grad(set_to_none=True)
+        for batch in micro_batches(units, self.settings.micro_tokens, self.pad_id, device):
+            outputs = self.forward(self.model, batch)
+            total = torch.zeros((), device=device)
+            for component in self.components:
+                if denominators[component.name] > 0:
+                    part = component.loss(outputs, batch) / denominators[component.name]
+                    sums[component.name] += float(part.detach())
+                    total = total + component.coefficient * part
+            if total.requires_grad:
+                total.backward()
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip_norm))
+        if not math.isfinite(norm) or not all(math.isfinite(value) for value in sums.values()):
+            raise FloatingPointError(f"update {self.updates + 1}: gradient norm {norm}, losses {sums}; nothing was changed")
+        lr = learning_rate(self.settings, self.updates, self.total_updates)
+        for group in self.optimiser.param_groups:
+            group["lr"] = lr
+        self.optimiser.step()
+        self.updates += 1
+        return {f"loss/{name}": value for name, value in sums.items()} | {"gradient_norm": norm, "lr": lr}
+
+
+def learning_rate(settings: Optimiser, update: int, total: int) -> float:
+    """The learning rate of update `update` (from 0): linear warm-up, then the schedule down to 0 at `total`."""
+    if update < settings.warmup_steps:
+        return settings.lr * (update + 1) / settings.warmup_steps
+    share = (update - settings.warmup_steps) / max(1, total - settings.warmup_steps)
+    shapes = {"constant": 1.0, "linear": 1.0 - share, "cosine": 0.5 * (1.0 + math.cos(math.pi * share))}
+    return settings.lr * shapes[settings.schedule]
+
+
+def optimise(
+    trainer: Trainer,
+    steps: int,
+    units_at: Callable[[int], Iterable[tuple[Sequence[Unit], dict[str, float]]]],
+    checkpoints: CheckpointStore,
+    every: int,
+    report: Report,
+    on_checkpoint: Callable[[int], None] = lambda step: None,
+) -> list[dict[str, float]]:
+    """Run loop steps until `steps`, from the newest checkpoint if there is one; returns the metrics of every step.
+
+    units_at(step): the updates of one loop step (from 0), each as its units and what to log beside the losses. One for
+    supervised stages; for RL as many as a rollout batch is used for.
+    on_checkpoint(step): called before step `step`'s checkpoint is written, for what must be on disk by then.
+    """
+    history: list[dict[str, float]] = checkpoints.resume(trainer)
+    for step in range(len(history), steps):
+        updates = [trainer.update(units) | extra for units, extra in units_at(step)]
+        metrics = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
+        history.append(metrics)
+        report(step + 1, steps, metrics)
+        if (step + 1) % every == 0 or step + 1 == steps:
+            on_checkpoint(step + 1)
+            checkpoints.save(trainer, history)
+    return history
+
+
+def report_nothing(done: int, total: int, metrics: dict[str, float]) -> None:
+    """A `Report` for tests and short calls."""
+
+
+def history_table(history: list[dict[str, float]], path: Path) -> None:
+    """Write the metrics of every step as one Parquet table with a `step` column (from 1)."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {"step": pa.array(range(1, len(history) + 1), pa.int32())}
+    for name in history[0]:
+        columns[name] = pa.array([row[name] for row in history], pa.float64())
+    pq.write_table(pa.table(columns), path, compression="zstd")
