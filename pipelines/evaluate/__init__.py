@@ -1,0 +1,1 @@
+"""How good each checkpoint is on held-out problems: statistics, metrics.json, plots and report.html."""
