@@ -1,9 +1,11 @@
 """Statistics of sampled answers, each a mean over problems of one value per problem.
 
-P problems · N samples of a problem · K size of a subset of them · M measures side by side · R bootstrap resamples
+P problems · N samples of a problem · K size of a subset of them · M measures side by side · R bootstrap
+resamples
 
-A function below turns its arrays into `value_P`; the statistic is `value_P.mean()` and its uncertainty is that of
-a mean over problems. The samples of one problem are not independent, so the bootstrap resamples whole problems.
+A function below turns its arrays into `value_P`; the statistic is `value_P.mean()` and its uncertainty is
+that of a mean over problems. The samples of one problem are not independent, so the bootstrap resamples whole
+problems.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def pass_at_k(correct_P_N: NDArray[np.bool_], k: int) -> Floats:
     """Probability that at least one of `k` samples is correct, unbiased from N >= k samples: value_P.
 
     With c of N correct it is 1 - C(N - c, k) / C(N, k) (Chen et al. 2021, "Evaluating Large Language Models
-    Trained on Code", equation 1), written as 1 - product over j < k of (N - c - j) / (N - j), which cannot overflow.
+    Trained on Code", equation 1), written as 1 - product over j < k of (N - c - j) / (N - j), which cannot
+    overflow.
     """
     correct_P_N = _samples(correct_P_N)
     n = _subset_size(correct_P_N, k)
@@ -51,9 +54,10 @@ def pass_at_k(correct_P_N: NDArray[np.bool_], k: int) -> Floats:
 def majority(correct_P_N: NDArray[np.bool_], answer_P_N: NDArray[np.object_]) -> Floats:
     """Accuracy of the most frequent answer among the N samples (maj@N): value_P.
 
-    Answers are the same when their text is. An empty answer casts no vote; a problem with no vote at all counts 0.
-    A tie is worth what a uniform choice among the tied answers is worth in expectation, so the order of samples
-    does not matter. Should samples with one answer have been judged differently, the answer is worth their mean.
+    Answers are the same when their text is. An empty answer casts no vote; a problem with no vote at all
+    counts 0. A tie is worth what a uniform choice among the tied answers is worth in expectation, so the
+    order of samples does not matter. Should samples with one answer have been judged differently, the answer
+    is worth their mean.
     """
     correct_P_N = _samples(correct_P_N)
     if answer_P_N.shape != correct_P_N.shape:

@@ -138,7 +138,7 @@ def test_bootstrap_interval_has_the_width_of_the_normal_one() -> None:
 
 
 def test_interval_covers_the_truth_when_samples_of_a_problem_agree() -> None:
-    """Eight copies of a verdict say no more than one: samples taken as independent would be 2.8 times too sure."""
+    """Eight copies of a verdict say no more than one: taking samples as independent is 2.8x too sure."""
     rng = np.random.default_rng(11)
     covered = 0
     for _ in range(300):
