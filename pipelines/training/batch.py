@@ -32,25 +32,27 @@ class MicroBatch:
     tokens_B_T: Tensor
     lengths_B: Tensor
     values: dict[str, Tensor]  # name -> (B, T), 0 in the padding
+    units: tuple[int, ...]  # which units these are, as indices into the step's list
 
 
 def micro_batches(units: Seq[Unit], micro_tokens: int, pad_id: int, device: torch.device) -> Iterator[MicroBatch]:
     """Units by length (stable), cut so that sequences x longest stays within `micro_tokens` (one unit at the least)."""
     order = sorted(range(len(units)), key=lambda index: _length(units[index]))
-    cut: list[Unit] = []
+    cut: list[int] = []
+    rows = 0
     for index in order:
-        rows = sum(len(unit) for unit in cut) + len(units[index])
-        if cut and rows * _length(units[index]) > micro_tokens:
-            yield collate(cut, pad_id, device)
-            cut = []
-        cut.append(units[index])
+        if cut and (rows + len(units[index])) * _length(units[index]) > micro_tokens:
+            yield collate(units, cut, pad_id, device)
+            cut, rows = [], 0
+        cut.append(index)
+        rows += len(units[index])
     if cut:
-        yield collate(cut, pad_id, device)
+        yield collate(units, cut, pad_id, device)
 
 
-def collate(units: Seq[Unit], pad_id: int, device: torch.device) -> MicroBatch:
-    """Pad the sequences of `units` to the longest of them, unit by unit in order."""
-    sequences = [sequence for unit in units for sequence in unit]
+def collate(units: Seq[Unit], indices: Seq[int], pad_id: int, device: torch.device) -> MicroBatch:
+    """Pad the sequences of the units at `indices` to the longest of them, unit by unit in that order."""
+    sequences = [sequence for index in indices for sequence in units[index]]
     width = max(len(sequence.tokens) for sequence in sequences)
     tokens_B_T = np.full((len(sequences), width), pad_id, dtype=np.int64)
     values = {name: np.zeros((len(sequences), width), dtype=np.float32) for name in sequences[0].values}
@@ -61,7 +63,7 @@ def collate(units: Seq[Unit], pad_id: int, device: torch.device) -> MicroBatch:
             values[name][row, :length] = array
     lengths_B = torch.tensor([len(sequence.tokens) for sequence in sequences], device=device)
     tensors = {name: torch.from_numpy(array).to(device) for name, array in values.items()}
-    return MicroBatch(torch.from_numpy(tokens_B_T).to(device), lengths_B, tensors)
+    return MicroBatch(torch.from_numpy(tokens_B_T).to(device), lengths_B, tensors, tuple(indices))
 
 
 def epoch_order(seed: int, epoch: int, count: int) -> np.ndarray:

@@ -60,15 +60,15 @@ class CheckpointStore:
 
     def resume(self, trainer: Trainer) -> list[dict[str, float]]:
         """Load the newest readable checkpoint into `trainer`; returns its history, [] when there is none."""
-        found = [path for path in self._all() if readable(path)]
-        if not found:
+        newest = self.newest()
+        if newest is None:
             return []
-        state = json.loads((found[-1] / "state.json").read_text())
-        weights = load_file(found[-1] / "model.safetensors")
+        state = json.loads((newest / "state.json").read_text())
+        weights = load_file(newest / "model.safetensors")
         with torch.no_grad():
             for name, parameter in _parameters(trainer.model).items():
                 parameter.copy_(weights[name])
-        moments = load_file(found[-1] / "optimiser.safetensors")
+        moments = load_file(newest / "optimiser.safetensors")
         for name, parameter in trainer.model.named_parameters():
             if f"exp_avg/{name}" in moments:
                 trainer.optimiser.state[parameter] = {
@@ -78,6 +78,15 @@ class CheckpointStore:
                 }
         trainer.updates = state["updates"]
         return state["history"]
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint that can be read."""
+        return next((path for path in reversed(self._all()) if readable(path)), None)
+
+    def newest_step(self) -> int:
+        """The loop steps done by the newest readable checkpoint, 0 without one."""
+        newest = self.newest()
+        return 0 if newest is None else int(_NAME.fullmatch(newest.name).group(1))
 
     def _all(self) -> list[Path]:
         return sorted(path for path in self.directory.iterdir() if _NAME.fullmatch(path.name))

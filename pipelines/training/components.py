@@ -8,7 +8,7 @@ not depend on the split, the padding or the order. Legend: B sequences, T tokens
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -27,7 +27,7 @@ class Outputs:
 
 
 class Component(Protocol):
-    """One term of the loss. `loss` returns the weighted sum over the micro-batch, not divided, and what to log of it."""
+    """One term of the loss. `loss` is the weighted sum over the micro-batch, not divided; so are the `measures` to log."""
 
     name: str
     coefficient: float
@@ -36,24 +36,34 @@ class Component(Protocol):
 
     def loss(self, outputs: Outputs, batch: MicroBatch) -> Tensor: ...
 
+    def measure(self, outputs: Outputs, batch: MicroBatch) -> dict[str, Tensor]: ...
+
 
 TokenLoss = Callable[[Outputs, MicroBatch], Tensor]
 
 
 @dataclass(frozen=True)
 class TokenComponent:
-    """A loss per token (B, T), weighted by `values[weights]` and divided by the sum of those weights over the step."""
+    """A loss per token (B, T), weighted by `values[weights]` and divided by the sum of those weights over the step.
+
+    `measures` are weighted the same way and only logged.
+    """
 
     name: str
     coefficient: float
     weights: str
     token_loss: TokenLoss
+    measures: dict[str, TokenLoss] = field(default_factory=dict)
 
     def denominator(self, units: Sequence[Unit]) -> float:
         return float(sum(sequence.values[self.weights].sum(dtype="float64") for unit in units for sequence in unit))
 
     def loss(self, outputs: Outputs, batch: MicroBatch) -> Tensor:
         return (batch.values[self.weights] * self.token_loss(outputs, batch)).sum()
+
+    def measure(self, outputs: Outputs, batch: MicroBatch) -> dict[str, Tensor]:
+        weights_B_T = batch.values[self.weights]
+        return {name: (weights_B_T * measure(outputs, batch)).sum() for name, measure in self.measures.items()}
 
 
 def cross_entropy(outputs: Outputs, batch: MicroBatch) -> Tensor:
@@ -77,6 +87,10 @@ class BradleyTerry:
     def loss(self, outputs: Outputs, batch: MicroBatch) -> Tensor:
         chosen_B, rejected_B = outputs.scores_B.view(-1, 2).unbind(dim=1)
         return -torch.nn.functional.logsigmoid(chosen_B - rejected_B).sum()
+
+    def measure(self, outputs: Outputs, batch: MicroBatch) -> dict[str, Tensor]:
+        chosen_B, rejected_B = outputs.scores_B.view(-1, 2).unbind(dim=1)
+        return {"pair_accuracy": (chosen_B > rejected_B).sum()}
 
 
 def token_outputs(model: torch.nn.Module, batch: MicroBatch) -> Outputs:

@@ -7,7 +7,8 @@ the trainer's state comes from the newest readable checkpoint and `units_at` is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -48,34 +49,39 @@ class Trainer:
         self.parameters = parameters
 
     def update(self, units: Sequence[Unit]) -> dict[str, float]:
-        """One optimiser step on all of `units`; returns the loss per component, the gradient norm and the learning rate.
+        """One optimiser step on all of `units`; returns loss and measures per component, gradient norm and learning rate.
 
         Raises FloatingPointError when the loss or the gradient is not finite: the weights are then still the old ones.
         """
         device = self.parameters[0].device
         denominators = {component.name: component.denominator(units) for component in self.components}
-        sums = {component.name: 0.0 for component in self.components}
+        sums: dict[str, float] = defaultdict(float)
         self.model.train()
         self.optimiser.zero_grad(set_to_none=True)
         for batch in micro_batches(units, self.settings.micro_tokens, self.pad_id, device):
             outputs = self.forward(self.model, batch)
             total = torch.zeros((), device=device)
             for component in self.components:
-                if denominators[component.name] > 0:
-                    part = component.loss(outputs, batch) / denominators[component.name]
-                    sums[component.name] += float(part.detach())
-                    total = total + component.coefficient * part
+                denominator = denominators[component.name]
+                if denominator == 0:
+                    continue
+                part = component.loss(outputs, batch) / denominator
+                total = total + component.coefficient * part
+                sums[f"loss/{component.name}"] += float(part.detach())
+                with torch.no_grad():
+                    for name, value in component.measure(outputs, batch).items():
+                        sums[name] += float(value) / denominator
             if total.requires_grad:
                 total.backward()
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip_norm))
         if not math.isfinite(norm) or not all(math.isfinite(value) for value in sums.values()):
-            raise FloatingPointError(f"update {self.updates + 1}: gradient norm {norm}, losses {sums}; nothing was changed")
+            raise FloatingPointError(f"update {self.updates + 1}: gradient norm {norm}, losses {dict(sums)}; nothing was changed")
         lr = learning_rate(self.settings, self.updates, self.total_updates)
         for group in self.optimiser.param_groups:
             group["lr"] = lr
         self.optimiser.step()
         self.updates += 1
-        return {f"loss/{name}": value for name, value in sums.items()} | {"gradient_norm": norm, "lr": lr}
+        return sums | {"gradient_norm": norm, "lr": lr}
 
 
 def learning_rate(settings: Optimiser, update: int, total: int) -> float:
@@ -90,7 +96,7 @@ def learning_rate(settings: Optimiser, update: int, total: int) -> float:
 def optimise(
     trainer: Trainer,
     steps: int,
-    units_at: Callable[[int], Iterable[tuple[Sequence[Unit], dict[str, float]]]],
+    units_at: Callable[[int], tuple[Sequence[Sequence[Unit]], dict[str, float]]],
     checkpoints: CheckpointStore,
     every: int,
     report: Report,
@@ -98,14 +104,16 @@ def optimise(
 ) -> list[dict[str, float]]:
     """Run loop steps until `steps`, from the newest checkpoint if there is one; returns the metrics of every step.
 
-    units_at(step): the updates of one loop step (from 0), each as its units and what to log beside the losses. One for
-    supervised stages; for RL as many as a rollout batch is used for.
+    units_at(step): the units of every update of one loop step (from 0), and what to log beside the losses. One update for
+    supervised stages; for RL as many as a rollout batch is used for, none where it has nothing to teach.
     on_checkpoint(step): called before step `step`'s checkpoint is written, for what must be on disk by then.
     """
     history: list[dict[str, float]] = checkpoints.resume(trainer)
     for step in range(len(history), steps):
-        updates = [trainer.update(units) | extra for units, extra in units_at(step)]
-        metrics = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
+        updates, metrics = units_at(step)
+        measured = [trainer.update(units) for units in updates]
+        for name in measured[0] if measured else ():
+            metrics[name] = sum(update[name] for update in measured) / len(measured)
         history.append(metrics)
         report(step + 1, steps, metrics)
         if (step + 1) % every == 0 or step + 1 == steps:
@@ -119,11 +127,11 @@ def report_nothing(done: int, total: int, metrics: dict[str, float]) -> None:
 
 
 def history_table(history: list[dict[str, float]], path: Path) -> None:
-    """Write the metrics of every step as one Parquet table with a `step` column (from 1)."""
+    """Write the metrics of every step as one Parquet table with a `step` column (from 1); null where a step has none."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     columns = {"step": pa.array(range(1, len(history) + 1), pa.int32())}
-    for name in history[0]:
-        columns[name] = pa.array([row[name] for row in history], pa.float64())
+    for name in sorted({name for row in history for name in row}):
+        columns[name] = pa.array([row.get(name) for row in history], pa.float64())
     pq.write_table(pa.table(columns), path, compression="zstd")

@@ -1,0 +1,1 @@
+"""Distillation: a smaller student learns from the verified samples and the token distributions of a teacher."""

@@ -1,0 +1,74 @@
+"""Distillation on the teacher's verified samples: cross-entropy plus per-token KL to the teacher.
+
+Sequence-level distillation (Kim and Rush 2016) on samples a verifier accepted, with the word-level term
+KL(teacher || student) over the whole vocabulary at every completion token (Hinton et al. 2015).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipelines.errors import UserError
+from pipelines.sft.train import supervised_sequence
+from pipelines.training.batch import MicroBatch, Sequence, indices_at
+from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.components import Outputs, TokenComponent, TokenLoss, cross_entropy, token_outputs
+from pipelines.training.loop import Report, Trainer, optimise
+from pipelines.training.settings import Optimiser
+
+
+def verified_sequences(rollouts: Seq[dict[str, Any]]) -> list[Sequence]:
+    """The rollouts the verifier accepted, finished ones only, as supervised sequences."""
+    sequences = [
+        supervised_sequence(row["tokens"][: row["prompt_tokens"]], row["tokens"][row["prompt_tokens"] :])
+        for row in rollouts
+        if row["correct"] and row["finish_reason"] == "stop"
+    ]
+    if not sequences:
+        raise UserError("distill: the teacher gave no right answer, so there is nothing to learn from; look at data/evaluate")
+    return sequences
+
+
+def kl_from_teacher(teacher: torch.nn.Module) -> TokenLoss:
+    """KL(teacher || student) of the next-token distribution per position, (B, T), natural log."""
+
+    def token_loss(outputs: Outputs, batch: MicroBatch) -> Tensor:
+        with torch.no_grad():
+            teacher_B_T_V = token_outputs(teacher, batch).logprobs_B_T_V
+        return (teacher_B_T_V.exp() * (teacher_B_T_V - outputs.logprobs_B_T_V)).sum(dim=-1)
+
+    return token_loss
+
+
+def distill(
+    student: torch.nn.Module,
+    teacher: torch.nn.Module,
+    sequences: Seq[Sequence],
+    *,
+    steps: int,
+    batch_size: int,
+    cross_entropy_weight: float,
+    kl_weight: float,
+    optimiser: Optimiser,
+    pad_id: int,
+    seed: int,
+    scratch: Path,
+    checkpoint_every: int,
+    report: Report,
+) -> list[dict[str, float]]:
+    """Train `student` in place; returns the metrics per step."""
+    components = [
+        TokenComponent("cross_entropy", cross_entropy_weight, "supervised", cross_entropy),
+        TokenComponent("kl_from_teacher", kl_weight, "supervised", kl_from_teacher(teacher.eval())),
+    ]
+    trainer = Trainer(student, [c for c in components if c.coefficient > 0], optimiser, steps, pad_id)
+
+    def units_at(step: int):
+        return [[(sequences[index],) for index in indices_at(step, batch_size, seed, len(sequences))]], {}
+
+    return optimise(trainer, steps, units_at, CheckpointStore(scratch / "checkpoints"), checkpoint_every, report)

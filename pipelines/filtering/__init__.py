@@ -1,0 +1,1 @@
+"""Difficulty filtering: which problems teach a given policy something."""

@@ -1,0 +1,131 @@
+"""Rollouts of problems: sample with an engine, verify, and lay out as records. Every stage that samples comes through here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.environments.verifiers import verify_batch
+from pipelines.errors import UserError
+from pipelines.generation.engine import Engine, Prompt, sample_key
+from pipelines.generation.settings import Sampling
+from pipelines.records import ROLLOUT, content_id
+
+
+@dataclass(frozen=True)
+class EncodedProblems:
+    """Problems with their prompts as token ids, in the order of the table they came from."""
+
+    rows: list[dict[str, Any]]  # rows of records.PROBLEM
+    tokens: list[list[int]]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, indices: Sequence[int]) -> EncodedProblems:
+        return EncodedProblems([self.rows[i] for i in indices], [self.tokens[i] for i in indices])
+
+
+def encode_prompts(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
+    """Token ids of each prompt as the user turn of a chat, ready for the model's answer; without a template, as plain text."""
+    if tokenizer.chat_template is None:
+        return [list(ids) for ids in tokenizer(list(prompts))["input_ids"]]
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
+    return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+
+def encode_problems(tokenizer, problems: pa.Table) -> EncodedProblems:
+    """The problems of a records.PROBLEM table with encoded prompts."""
+    rows = problems.to_pylist()
+    return EncodedProblems(rows, encode_prompts(tokenizer, [row["prompt"] for row in rows]))
+
+
+def sample_rollouts(
+    engine: Engine,
+    tokenizer,
+    problems: EncodedProblems,
+    samples: int,
+    sampling: Sampling,
+    *,
+    seed: int,
+    stage: str,
+    step: int = 0,
+) -> list[dict[str, Any]]:
+    """`samples` verified single-turn rollouts per problem, problem-major, as rows of records.ROLLOUT.
+
+    The reward is the verifier's (part "verifier"); advantages are 0 and nothing counts as trained on yet.
+    Raises UserError when there is no problem to sample.
+    """
+    if not len(problems):
+        raise UserError(f"{stage}: there is no problem to sample answers for; loosen filter.keep or make more problems")
+    prompts = [
+        Prompt(tokens, tuple(sample_key(seed, stage, step, row["id"], sample) for sample in range(samples)))
+        for row, tokens in zip(problems.rows, problems.tokens, strict=True)
+    ]
+    drawn = engine.generate(prompts, sampling)
+    texts = tokenizer.batch_decode(drawn.tokens, skip_special_tokens=False)
+    ends = [tokenizer.eos_token, tokenizer.pad_token]
+    texts = [_without_end(text, ends) for text in texts]
+    expanded = [row for row in problems.rows for _ in range(samples)]
+    verdicts = verify_batch(
+        texts,
+        [row["answer"] for row in expanded],
+        [row["verifier"] for row in expanded],
+        [row["verifier_args"] for row in expanded],
+    )
+    rows = []
+    for index, (problem, text, verdict) in enumerate(zip(expanded, texts, verdicts, strict=True)):
+        prompt, completion = problems.tokens[index // samples], drawn.tokens[index]
+        group = content_id("group", stage, step, problem["id"])
+        rows.append(
+            {
+                "id": content_id("rollout", group, index % samples, completion),
+                "parents": [problem["id"]],
+                "problem_id": problem["id"],
+                "family": problem["family"],
+                "level": problem["level"],
+                "group": group,
+                "stage": stage,
+                "step": step,
+                "sample": index % samples,
+                "policy_version": drawn.policy_version,
+                "prompt_tokens": len(prompt),
+                "tokens": prompt + completion,
+                "action_mask": [False] * len(prompt) + [True] * len(completion),
+                "logprobs": [0.0] * len(prompt) + drawn.logprobs[index],
+                "turn_starts": [len(prompt)],
+                "state_keys": [problem["id"]],
+                "text": text,
+                "finish_reason": drawn.finish_reasons[index],
+                "correct": verdict.correct,
+                "verdict": verdict.reason,
+                "reward": verdict.score,
+                "reward_parts": [("verifier", verdict.score)],
+                "advantage": 0.0,
+                "trained_steps": [],
+                "untrained_reason": "not sampled for training",
+            }
+        )
+    return rows
+
+
+def correct_matrix(rows: Sequence[dict[str, Any]], samples: int) -> np.ndarray:
+    """correct_P_G: which of the `samples` rollouts of each problem the verifier accepted, bool, problem-major."""
+    return np.array([row["correct"] for row in rows], dtype=bool).reshape(-1, samples)
+
+
+def rollout_table(rows: list[dict[str, Any]]) -> pa.Table:
+    """The rows as a table of records.ROLLOUT."""
+    return pa.Table.from_pylist(rows, schema=ROLLOUT)
+
+
+def _without_end(text: str, ends: Sequence[str | None]) -> str:
+    for end in ends:
+        if end and text.endswith(end):
+            text = text[: -len(end)]
+    return text

@@ -1,0 +1,1 @@
+"""Composing rewards, and learned reward models as rewards."""

@@ -1,0 +1,1 @@
+"""Reinforcement learning rounds: advantages, trust region, KL, and the loop that samples and updates."""

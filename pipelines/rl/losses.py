@@ -1,0 +1,53 @@
+"""Token losses of policy optimisation. Legend: B sequences, T tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pipelines.training.batch import MicroBatch
+from pipelines.training.components import Outputs, TokenLoss
+
+
+def clipped_policy_gradient(clip_low: float, clip_high: float) -> TokenLoss:
+    """-min(r A, clip(r, 1 - low, 1 + high) A) per token, r = exp(log p - log p of the behaviour policy).
+
+    PPO (Schulman et al. 2017, eq. 7) per token as in GRPO (Shao et al. 2024, eq. 3), with the upper clip apart from the
+    lower one (DAPO, Yu et al. 2025, eq. 10). Reads values "advantage" and "behaviour_logp".
+    """
+
+    def token_loss(outputs: Outputs, batch: MicroBatch) -> Tensor:
+        ratio_B_T = torch.exp(outputs.logp_B_T - batch.values["behaviour_logp"])
+        advantage_B_T = batch.values["advantage"]
+        clipped_B_T = ratio_B_T.clamp(1.0 - clip_low, 1.0 + clip_high)
+        return -torch.minimum(ratio_B_T * advantage_B_T, clipped_B_T * advantage_B_T)
+
+    return token_loss
+
+
+def kl_to_reference(outputs: Outputs, batch: MicroBatch) -> Tensor:
+    """k3 estimate of KL(policy || reference) per sampled token: exp(d) - d - 1 with d = log ref - log p.
+
+    Schulman 2020, "Approximating KL divergence"; never negative. Reads value "reference_logp".
+    """
+    difference_B_T = batch.values["reference_logp"] - outputs.logp_B_T
+    return torch.exp(difference_B_T) - difference_B_T - 1.0
+
+
+def clip_share(clip_low: float, clip_high: float) -> TokenLoss:
+    """1 where the clip cuts the gradient of `clipped_policy_gradient`, 0 elsewhere."""
+
+    def measure(outputs: Outputs, batch: MicroBatch) -> Tensor:
+        ratio_B_T = torch.exp(outputs.logp_B_T - batch.values["behaviour_logp"])
+        advantage_B_T = batch.values["advantage"]
+        high_B_T = (ratio_B_T > 1.0 + clip_high) & (advantage_B_T > 0)
+        low_B_T = (ratio_B_T < 1.0 - clip_low) & (advantage_B_T < 0)
+        return (high_B_T | low_B_T).float()
+
+    return measure
+
+
+def behaviour_kl(outputs: Outputs, batch: MicroBatch) -> Tensor:
+    """k3 estimate of KL(behaviour || policy) per token; on the first update of a batch it shows a sampler that differs."""
+    difference_B_T = outputs.logp_B_T - batch.values["behaviour_logp"]
+    return torch.exp(difference_B_T) - difference_B_T - 1.0

@@ -1,0 +1,194 @@
+"""One RL round: sample groups, score them against their own mean, update the policy, keep every rollout.
+
+GRPO-style policy optimisation (Shao et al. 2024, DeepSeekMath, section 4.1) with the group mean as baseline, a token-level
+denominator over the whole update and separate clips (DAPO, Yu et al. 2025), and only groups that hold both outcomes.
+Legend: P problems of a step, G rollouts per problem, R = P x G rollouts, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from pipelines.generation.native import NativeEngine
+from pipelines.generation.rollouts import EncodedProblems, correct_matrix, rollout_table, sample_rollouts
+from pipelines.generation.settings import Sampling
+from pipelines.rewards.compose import compose
+from pipelines.rewards.model import RewardModel
+from pipelines.rl.advantages import group_advantages, informative_groups
+from pipelines.rl.losses import behaviour_kl, clip_share, clipped_policy_gradient, kl_to_reference
+from pipelines.rl.settings import Advantage, PolicyLoss, RewardWeights
+from pipelines.training.batch import Sequence, Unit, indices_at, micro_batches
+from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.components import TokenComponent, token_outputs
+from pipelines.training.loop import Report, Trainer, optimise
+from pipelines.training.settings import Optimiser
+
+_DEAD_STREAK = 10
+
+
+def run_round(
+    policy: torch.nn.Module,
+    tokenizer,
+    problems: EncodedProblems,
+    *,
+    steps: int,
+    problems_per_step: int,
+    group_size: int,
+    updates_per_step: int,
+    sampling: Sampling,
+    loss: PolicyLoss,
+    advantage: Advantage,
+    weights: RewardWeights,
+    optimiser: Optimiser,
+    reward_model: RewardModel | None,
+    reference: torch.nn.Module | None,
+    seed: int,
+    stage: str,
+    scratch: Path,
+    checkpoint_every: int,
+    report: Report,
+    warn: Callable[[str], None] = print,
+) -> tuple[list[dict[str, float]], pa.Table]:
+    """Train `policy` in place for `steps` steps; returns the metrics per step and all rollouts (records.ROLLOUT).
+
+    reference: the policy of the KL term, needed when loss.kl > 0. reward_model: needed when weights.reward_model > 0.
+    stage: name that enters the randomness of every sample ("rl@1"). scratch: where checkpoints and rollouts are kept.
+    """
+    pad_id = tokenizer.pad_token_id
+    engine = NativeEngine(policy, [tokenizer.eos_token_id], pad_id)
+    trainer = Trainer(policy, _components(loss), optimiser, steps * updates_per_step, pad_id)
+    log = RolloutLog(scratch / "rollouts")
+    streak = 0
+
+    def units_at(step: int) -> tuple[list[list[Unit]], dict[str, float]]:
+        nonlocal streak
+        chosen = problems.take(indices_at(step, problems_per_step, seed, len(problems)))
+        engine.load(policy.state_dict(), version=trainer.updates)
+        rows_R = sample_rollouts(
+            engine, tokenizer, chosen, group_size, sampling, seed=seed, stage=stage, step=step + 1
+        )
+        parts = {"verifier": np.array([row["reward"] for row in rows_R], dtype=np.float64)}
+        if reward_model is not None:
+            parts["reward_model"] = _sigmoid(reward_model.scores([row["tokens"] for row in rows_R]))
+        rewards_P_G = compose(parts, weights.model_dump()).reshape(-1, group_size)
+        advantages_P_G = group_advantages(rewards_P_G, advantage.scale)
+        correct_P_G = correct_matrix(rows_R, group_size)
+        informative_P = informative_groups(correct_P_G)
+
+        blocks = np.array_split(np.flatnonzero(informative_P), updates_per_step)
+        blocks = [block for block in blocks if len(block)]
+        update_of_P = {int(p): trainer.updates + 1 + number for number, block in enumerate(blocks) for p in block}
+        for index, row in enumerate(rows_R):
+            problem = index // group_size
+            row["reward"] = float(rewards_P_G.flat[index])
+            row["reward_parts"] = [(name, float(values[index])) for name, values in parts.items()]
+            row["advantage"] = float(advantages_P_G.flat[index])
+            row["trained_steps"] = [update_of_P[problem]] if problem in update_of_P else []
+            row["untrained_reason"] = "" if problem in update_of_P else _same_outcome(correct_P_G[problem])
+        log.append(rows_R)
+
+        streak = 0 if blocks else streak + 1
+        if streak and streak % _DEAD_STREAK == 0:
+            warn(f"{stage}: no group of the last {streak} steps held both right and wrong answers, so nothing was learned")
+        updates = []
+        for block in blocks:
+            rows = [rows_R[problem * group_size + member] for problem in block for member in range(group_size)]
+            sequences = [_sequence(row) for row in rows]
+            if reference is not None:
+                sequences = with_reference_logp(sequences, reference, optimiser.micro_tokens, pad_id)
+            updates.append([(sequence,) for sequence in sequences])
+        metrics = {
+            "reward": float(rewards_P_G.mean()),
+            "accuracy": float(correct_P_G.mean()),
+            "informative_groups": float(informative_P.mean()),
+            "length": float(np.mean([sum(row["action_mask"]) for row in rows_R])),
+            "truncated": float(np.mean([row["finish_reason"] == "length" for row in rows_R])),
+        }
+        return updates, metrics
+
+    store = CheckpointStore(scratch / "checkpoints")
+    log.truncate(store.newest_step())  # before resuming: later shards belong to a checkpoint that was never finished
+    history = optimise(trainer, steps, units_at, store, checkpoint_every, report, on_checkpoint=log.flush)
+    return history, log.table()
+
+
+class RolloutLog:
+    """Every rollout of a round, in shards that end where a checkpoint is written, so a resumed round repeats none."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self.pending: list[dict[str, Any]] = []
+
+    def append(self, rows: Seq[dict[str, Any]]) -> None:
+        self.pending.extend(rows)
+
+    def flush(self, step: int) -> None:
+        """Write what came since the last flush as the shard that ends with `step`."""
+        if self.pending:
+            path = self.directory / f"step-{step:08d}.parquet"
+            writing = path.with_suffix(".writing")
+            pq.write_table(rollout_table(self.pending), writing)
+            writing.rename(path)
+            self.pending = []
+
+    def truncate(self, step: int) -> None:
+        """Drop the shards of steps after `step`: the checkpoint they belong to was not finished."""
+        for path in self.directory.iterdir():
+            if path.suffix != ".parquet" or int(path.stem.removeprefix("step-")) > step:
+                path.unlink()
+
+    def table(self) -> pa.Table:
+        return pa.concat_tables([pq.read_table(path) for path in sorted(self.directory.glob("*.parquet"))])
+
+
+def _components(loss: PolicyLoss) -> list[TokenComponent]:
+    policy = TokenComponent(
+        "policy",
+        1.0,
+        "action",
+        clipped_policy_gradient(loss.clip_low, loss.clip_high),
+        {"clip_share": clip_share(loss.clip_low, loss.clip_high), "behaviour_kl": behaviour_kl},
+    )
+    return [policy] + ([TokenComponent("kl", loss.kl, "action", kl_to_reference)] if loss.kl > 0 else [])
+
+
+@torch.inference_mode()
+def with_reference_logp(
+    sequences: Seq[Sequence], reference: torch.nn.Module, micro_tokens: int, pad_id: int
+) -> list[Sequence]:
+    """The sequences with the value "reference_logp": log-probs of their tokens under `reference`."""
+    device = next(reference.parameters()).device
+    found: list[Sequence] = list(sequences)
+    for batch in micro_batches([(sequence,) for sequence in sequences], micro_tokens, pad_id, device):
+        logp_B_T = token_outputs(reference, batch).logp_B_T.cpu().numpy()
+        for index, logp_T in zip(batch.units, logp_B_T, strict=True):
+            sequence = sequences[index]
+            values = sequence.values | {"reference_logp": logp_T[: len(sequence.tokens)]}
+            found[index] = Sequence(sequence.tokens, values)
+    return found
+
+
+def _sequence(row: dict[str, Any]) -> Sequence:
+    action = np.asarray(row["action_mask"], dtype=np.float32)
+    values = {
+        "action": action,
+        "advantage": action * np.float32(row["advantage"]),
+        "behaviour_logp": np.asarray(row["logprobs"], dtype=np.float32),
+    }
+    return Sequence(np.asarray(row["tokens"]), values)
+
+
+def _same_outcome(correct_G: np.ndarray) -> str:
+    return f"every rollout of the group was {'right' if correct_G.all() else 'wrong'}"
+
+
+def _sigmoid(scores_R: np.ndarray) -> np.ndarray:
+    return 1.0 / (1.0 + np.exp(-np.clip(scores_R, -60, 60)))

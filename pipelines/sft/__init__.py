@@ -1,0 +1,1 @@
+"""Cold start: supervised fine-tuning on demonstrations."""

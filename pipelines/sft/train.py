@@ -1,0 +1,68 @@
+"""Supervised fine-tuning: cross-entropy on the completion tokens of demonstrations, mean over all of them in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from pipelines.errors import UserError
+from pipelines.generation.rollouts import encode_prompts
+from pipelines.training.batch import Sequence, indices_at
+from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.components import TokenComponent, cross_entropy
+from pipelines.training.loop import Report, Trainer, optimise
+from pipelines.training.settings import Optimiser
+
+
+def encode_demonstrations(tokenizer, demonstrations: pa.Table, max_tokens: int) -> list[Sequence]:
+    """Prompt + completion + end token of each row of records.DEMONSTRATION, weight 1 on what the model is to write.
+
+    Raises UserError when a row is longer than `max_tokens`: cutting it would teach answers without an end.
+    """
+    prompts = encode_prompts(tokenizer, demonstrations["prompt"].to_pylist())
+    completions = tokenizer(demonstrations["completion"].to_pylist(), add_special_tokens=False)["input_ids"]
+    sequences = [
+        supervised_sequence(prompt, [*completion, tokenizer.eos_token_id])
+        for prompt, completion in zip(prompts, completions, strict=True)
+    ]
+    longest = max(range(len(sequences)), key=lambda index: len(sequences[index].tokens), default=None)
+    if longest is None:
+        raise UserError("data/synthesize: there are no demonstrations to learn from")
+    if len(sequences[longest].tokens) > max_tokens:
+        raise UserError(
+            f"demonstration {demonstrations['id'][longest].as_py()} has {len(sequences[longest].tokens)} tokens; "
+            f"sft.max_tokens allows {max_tokens}: raise it or leave long demonstrations out"
+        )
+    return sequences
+
+
+def supervised_sequence(prompt: Seq[int], completion: Seq[int]) -> Sequence:
+    """One training sequence whose "supervised" weight is 0 on the prompt and 1 on the completion."""
+    weights = np.concatenate([np.zeros(len(prompt), np.float32), np.ones(len(completion), np.float32)])
+    return Sequence(np.array([*prompt, *completion], dtype=np.int64), {"supervised": weights})
+
+
+def fine_tune(
+    model: torch.nn.Module,
+    sequences: Seq[Sequence],
+    *,
+    steps: int,
+    batch_size: int,
+    optimiser: Optimiser,
+    pad_id: int,
+    seed: int,
+    scratch: Path,
+    checkpoint_every: int,
+    report: Report,
+) -> list[dict[str, float]]:
+    """Train `model` in place on `batch_size` sequences a step; returns the metrics per step."""
+    trainer = Trainer(model, [TokenComponent("cross_entropy", 1.0, "supervised", cross_entropy)], optimiser, steps, pad_id)
+
+    def units_at(step: int):
+        return [[(sequences[index],) for index in indices_at(step, batch_size, seed, len(sequences))]], {}
+
+    return optimise(trainer, steps, units_at, CheckpointStore(scratch / "checkpoints"), checkpoint_every, report)
