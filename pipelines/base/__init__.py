@@ -1,0 +1,1 @@
+"""The starting checkpoint: tokenizer, architecture, initialisation, import of foreign checkpoints."""

@@ -1,0 +1,123 @@
+"""The one place that imports model classes and reads or writes checkpoints as Hugging Face directories."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@contextmanager
+def light_imports() -> Iterator[None]:
+    """While model classes are imported, scikit-learn and SciPy count as not installed.
+
+    transformers imports them for assisted generation and object detection losses, which nothing here uses; that takes
+    a third of the import time of a model class. Only the imports inside this block are affected.
+    """
+    import transformers.utils as utils
+
+    found = {name: getattr(utils, name) for name in ("is_sklearn_available", "is_scipy_available")}
+    for name in found:
+        setattr(utils, name, lambda: False)
+    try:
+        yield
+    finally:
+        for name, function in found.items():
+            setattr(utils, name, function)
+
+
+def causal_lm_class(model_type: str) -> Any:
+    """The causal language model class of a configuration's `model_type`."""
+    with light_imports():
+        if model_type == "qwen3":
+            from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
+
+            return Qwen3ForCausalLM
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM
+
+
+def classifier_class(model_type: str) -> Any:
+    """The sequence classification class of a configuration's `model_type`."""
+    with light_imports():
+        if model_type == "qwen3":
+            from transformers.models.qwen3.modeling_qwen3 import Qwen3ForSequenceClassification
+
+            return Qwen3ForSequenceClassification
+        from transformers import AutoModelForSequenceClassification
+
+        return AutoModelForSequenceClassification
+
+
+def load_model(directory: Path) -> PreTrainedModel:
+    """The causal language model of a checkpoint directory, in float32, from safetensors only."""
+    return _load(causal_lm_class(_model_type(directory)), directory)
+
+
+def load_reward_model(directory: Path) -> PreTrainedModel:
+    """The reward model of a checkpoint directory, in float32: a transformer with a scalar head `score`."""
+    return _load(classifier_class(_model_type(directory)), directory)
+
+
+def reward_model_from(directory: Path) -> PreTrainedModel:
+    """A reward model that starts from the causal language model in `directory`, its scalar head at zero."""
+    import torch
+
+    model = _load(classifier_class(_model_type(directory)), directory, num_labels=1)
+    with torch.no_grad():
+        model.score.weight.zero_()
+    return model
+
+
+def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint directory."""
+    settings = _read_json(directory / "tokenizer_config.json")
+    if settings.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend"):
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+    with light_imports():
+        from transformers import AutoTokenizer
+    return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+
+
+def save_checkpoint(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Write config.json, model.safetensors and the tokenizer's files; the same bytes for the same weights."""
+    directory.mkdir(parents=True, exist_ok=True)
+    model.config.name_or_path = ""
+    tokenizer.name_or_path = ""
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def _load(cls: Any, directory: Path, **options: Any) -> PreTrainedModel:
+    import torch
+
+    return cls.from_pretrained(
+        directory,
+        dtype=torch.float32,
+        attn_implementation="sdpa",
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        **options,
+    )
+
+
+def _model_type(directory: Path) -> str:
+    return _read_json(directory / "config.json").get("model_type", "")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UserError(f"{path.parent} is no checkpoint: it has no {path.name}; give a Hugging Face directory")
+    return json.loads(path.read_text())

@@ -1,0 +1,145 @@
+"""Making the starting checkpoint: initialised from a seed, or imported and pinned by a digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.base.architectures import causal_lm_class, load_model, load_tokenizer, save_checkpoint
+from pipelines.base.settings import Architecture, BaseParams
+from pipelines.base.tokenizer import build_tokenizer
+from pipelines.environments.families import lexicon
+from pipelines.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+_KEPT = (".json", ".safetensors", ".txt", ".model", ".jinja")
+_STD = 0.02
+
+
+def materialise(params: BaseParams, seed: int, output: Path) -> dict[str, float]:
+    """Write the starting checkpoint with its tokenizer to `output`; returns its parameter count and vocabulary size."""
+    source = params.source
+    if source.kind == "initialise":
+        tokenizer = build_tokenizer(lexicon(), source.architecture.max_length)
+        model = initialise(qwen3_config(source.architecture, tokenizer), seed)
+        save_checkpoint(model, tokenizer, output)
+    else:
+        import_checkpoint(source.checkpoint, source.revision, source.sha256, output)
+        model, tokenizer = load_model(output), load_tokenizer(output)
+    return {"parameters": model.num_parameters(), "vocabulary": len(tokenizer)}
+
+
+def qwen3_config(architecture: Architecture, tokenizer: Any) -> dict[str, Any]:
+    """The keyword arguments of `Qwen3Config` for `architecture` with the vocabulary of `tokenizer`."""
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": architecture.hidden,
+        "num_hidden_layers": architecture.layers,
+        "num_attention_heads": architecture.heads,
+        "num_key_value_heads": architecture.kv_heads,
+        "head_dim": architecture.head_dim,
+        "intermediate_size": architecture.mlp,
+        "max_position_embeddings": architecture.max_length,
+        "rope_parameters": {"rope_type": "default", "rope_theta": architecture.rope_theta},
+        "tie_word_embeddings": True,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": None,
+    }
+
+
+def initialise(config: Mapping[str, Any], seed: int) -> PreTrainedModel:
+    """A Qwen3 model with weights that depend on (config, seed, parameter name) only.
+
+    Matrices are normal with standard deviation 0.02, those that write into the residual stream smaller by
+    sqrt(2 x layers) (Radford et al. 2019, section 2.3); norms are 1.
+    """
+    import torch
+    from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
+
+    model_class = causal_lm_class("qwen3")
+    model = model_class._from_config(Qwen3Config(**config), dtype=torch.float32)
+    residual = _STD / (2 * model.config.num_hidden_layers) ** 0.5
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim < 2:
+                parameter.fill_(1.0)
+                continue
+            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+            std = residual if name.endswith(("o_proj.weight", "down_proj.weight")) else _STD
+            parameter.normal_(0.0, std, generator=generator)
+    return model
+
+
+def import_checkpoint(checkpoint: str, revision: str | None, sha256: str | None, output: Path) -> None:
+    """Copy a local Hugging Face directory, or a revision of a hub repository, to `output` after checking its digest.
+
+    Only configuration, tokenizer and safetensors files are taken. Raises UserError when there are pickled weights and
+    no safetensors, when no digest is pinned (the message gives it) or when it does not match.
+    """
+    local = Path(checkpoint).expanduser()
+    if local.is_dir():
+        if revision is not None:
+            raise UserError("base.source.revision is for hub checkpoints; leave it out for a local directory")
+        directory = local
+    else:
+        directory = _download(checkpoint, revision)
+    kept = [path for path in sorted(directory.iterdir()) if path.is_file() and path.suffix in _KEPT]
+    if not any(path.suffix == ".safetensors" for path in kept):
+        pickles = [path.name for path in directory.iterdir() if path.suffix in _PICKLES]
+        found = f"only {', '.join(sorted(pickles))}; pickles can run code, so they are refused" if pickles else "no weights"
+        raise UserError(f"base.source.checkpoint: {checkpoint} has {found}. Give a checkpoint with *.safetensors files")
+    found_sha256 = files_sha256(kept)
+    if sha256 is None:
+        raise UserError(
+            f"base.source.sha256 is missing: the files of {checkpoint} are not pinned. "
+            f"If you trust them, set base.source.sha256 to {found_sha256}"
+        )
+    if sha256 != found_sha256:
+        raise UserError(
+            f"base.source.sha256: {checkpoint} has digest {found_sha256}, params.yaml pins {sha256}. "
+            "The files are not the ones that were pinned"
+        )
+    output.mkdir(parents=True, exist_ok=True)
+    for path in kept:
+        shutil.copyfile(path, output / path.name)
+    _scrub(output / "config.json")
+
+
+def files_sha256(paths: list[Path]) -> str:
+    """One digest over the names and contents of `paths`, in order of name."""
+    digests = {}
+    for path in paths:
+        with path.open("rb") as file:
+            digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
+def _download(name: str, revision: str | None) -> Path:
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise UserError(f"base.source.checkpoint: there is no directory {name}, and it is no hub name (owner/name)")
+    if revision is None or not re.fullmatch("[0-9a-f]{40}", revision):
+        raise UserError(f"base.source.revision: give the commit of {name} on the hub, 40 hex digits, not {revision!r}")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=[f"*{suffix}" for suffix in _KEPT]))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise UserError(f"base.source.checkpoint: {name} at {revision} could not be downloaded: {error}") from error
+
+
+def _scrub(path: Path) -> None:
+    """Drop the path that the checkpoint's author had it under."""
+    config = json.loads(path.read_text())
+    if config.pop("_name_or_path", None) is not None:
+        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

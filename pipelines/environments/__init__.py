@@ -1,0 +1,1 @@
+"""Problem families with worked solutions, and the verifiers that judge an answer."""

@@ -1,0 +1,160 @@
+"""Verifiers by name: is the answer after the last `</think>` right?
+
+exact              the same text, apart from white space around it
+numeric            the same number: `7`, `+7`, `007`, `7.0` and `14/2` are equal; arguments: {"tolerance": 0}
+math               the same mathematical expression, by math-verify
+reasoning_gym:NAME that dataset's own scorer; arguments: {"metadata": {...}}; right at a score of 1
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from pipelines.errors import UserError
+
+_LONGEST = 2000
+_NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[+-]?\.\d+")
+_RATIO = re.compile(r"([+-]?\d+)\s*/\s*(\d+)")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether an answer is right, its score in [0, 1], and why.
+
+    reason: correct | wrong | no answer | unfinished | several answers | not a number | too long
+    """
+
+    correct: bool
+    score: float
+    reason: str
+
+
+CORRECT = Verdict(True, 1.0, "correct")
+
+
+def _failed(reason: str) -> Verdict:
+    return Verdict(False, 0.0, reason)
+
+
+def final_answer(text: str) -> str | None:
+    """What is to be judged: the text after the last `</think>`; None when thinking began and never ended."""
+    _, closed, answer = text.rpartition("</think>")
+    if "<think>" in answer or (not closed and "<think>" in text):
+        return None
+    return answer.strip()
+
+
+def verify(
+    text: str, answer: str, verifier: str, verifier_args: str | dict[str, Any] = "{}", finished: bool = True
+) -> Verdict:
+    """Judge one completion against the known answer.
+
+    verifier_args: a JSON object, as text or parsed. finished: False for a completion cut by a length limit, which is
+    never right: its last number may be the beginning of another one.
+    Raises UserError for an unknown verifier.
+    """
+    judge = _judge(verifier)
+    found = final_answer(text)
+    if found is None or not finished:
+        return _failed("unfinished")
+    if not found:
+        return _failed("no answer")
+    if len(found) > _LONGEST:
+        return _failed("too long")
+    arguments = _arguments(verifier_args) if isinstance(verifier_args, str) else verifier_args
+    return judge(found, answer.strip(), arguments)
+
+
+def verify_batch(
+    texts: Sequence[str],
+    answers: Sequence[str],
+    verifiers: Sequence[str],
+    verifier_args: Sequence[str],
+    finished: Sequence[bool] | None = None,
+) -> list[Verdict]:
+    """`verify` over columns of equal length, in order."""
+    ends = finished if finished is not None else [True] * len(texts)
+    columns = zip(texts, answers, verifiers, verifier_args, ends, strict=True)
+    return [verify(text, answer, name, arguments, end) for text, answer, name, arguments, end in columns]
+
+
+def check_verifier(name: str) -> None:
+    """Raise UserError unless `name` is a verifier that can run here."""
+    _judge(name)
+
+
+@lru_cache(maxsize=4096)
+def _arguments(text: str) -> dict[str, Any]:
+    return json.loads(text)
+
+
+Judge = Callable[[str, str, dict[str, Any]], Verdict]
+
+
+@lru_cache(maxsize=256)
+def _judge(name: str) -> Judge:
+    if name in _JUDGES:
+        return _JUDGES[name]
+    if name.startswith("reasoning_gym:"):
+        return _reasoning_gym(name.removeprefix("reasoning_gym:"))
+    known = ", ".join([*_JUDGES, "reasoning_gym:NAME"])
+    raise UserError(f"there is no verifier {name!r}; use one of {known}")
+
+
+def _exact(found: str, answer: str, arguments: dict[str, Any]) -> Verdict:
+    return CORRECT if found == answer else _failed("wrong")
+
+
+def _numeric(found: str, answer: str, arguments: dict[str, Any]) -> Verdict:
+    value, wanted = _number(found), _number(answer)
+    if wanted is None:
+        raise UserError(f"the verifier numeric needs a number as the known answer, not {answer!r}")
+    if value is None:
+        return _failed("several answers" if len(_NUMBER.findall(found)) > 1 else "not a number")
+    return CORRECT if abs(value - wanted) <= Fraction(str(arguments.get("tolerance", 0))) else _failed("wrong")
+
+
+def _number(text: str) -> Fraction | None:
+    """An exact number, or None. No exponents: a short text must not stand for a number that fills the memory."""
+    if ratio := _RATIO.fullmatch(text):
+        over, under = (Decimal(part) for part in ratio.groups())
+        return Fraction(over) / Fraction(under) if under else None
+    return Fraction(Decimal(text.replace(",", ""))) if _NUMBER.fullmatch(text) else None
+
+
+def _math(found: str, answer: str, arguments: dict[str, Any]) -> Verdict:
+    from math_verify import parse
+    from math_verify import verify as equal
+
+    parsed = parse(f"${found}$")
+    if not parsed:
+        return _failed("no answer")
+    return CORRECT if equal(parse(f"${answer}$"), parsed) else _failed("wrong")
+
+
+def _reasoning_gym(dataset: str) -> Judge:
+    from reasoning_gym import get_score_answer_fn
+    from reasoning_gym.factory import DATASETS
+
+    if dataset not in DATASETS:
+        raise UserError(f"reasoning-gym has no dataset {dataset!r}; it has {', '.join(sorted(DATASETS))}")
+    score_answer = get_score_answer_fn(dataset)
+
+    def judge(found: str, answer: str, arguments: dict[str, Any]) -> Verdict:
+        score = float(score_answer(found, {"answer": answer, "metadata": arguments.get("metadata", {})}))
+        if not math.isfinite(score):
+            raise ValueError(f"the scorer of reasoning_gym:{dataset} returned {score} for {found!r}")
+        return CORRECT if score >= 1.0 else Verdict(False, score, "wrong")
+
+    return judge
+
+
+_JUDGES: dict[str, Judge] = {"exact": _exact, "numeric": _numeric, "math": _math}
