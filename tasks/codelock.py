@@ -37,6 +37,7 @@ BOOKKEEPING = tuple(
         "contract",
         "courier",
         "digests",
+        "execution",
         "graph",
         "imports",
         "lineage",
