@@ -6,6 +6,7 @@ Works with any causal language model of `transformers` that takes a `DynamicCach
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,6 +27,14 @@ class NativeEngine:
     def __init__(self, model: torch.nn.Module, end_ids: Sequence[int], pad_id: int, rows: int = 512):
         self.model, self.end_ids, self.pad_id, self.rows = model, sorted(set(end_ids)), pad_id, rows
         self.version = 0
+
+    @classmethod
+    def open(cls, directory: Path) -> NativeEngine:
+        """An engine for a checkpoint directory."""
+        from pipelines.base.architectures import load_model, load_tokenizer
+
+        tokenizer = load_tokenizer(directory)
+        return cls(load_model(directory), [tokenizer.eos_token_id], tokenizer.pad_token_id)
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:

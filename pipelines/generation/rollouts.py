@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,7 @@ def sample_rollouts(
         [row["answer"] for row in expanded],
         [row["verifier"] for row in expanded],
         [row["verifier_args"] for row in expanded],
+        [reason == "stop" for reason in drawn.finish_reasons],
     )
     rows = []
     for index, (problem, text, verdict) in enumerate(zip(expanded, texts, verdicts, strict=True)):
@@ -111,6 +112,27 @@ def sample_rollouts(
                 "untrained_reason": "not sampled for training",
             }
         )
+    return rows
+
+
+def sample_in_parts(
+    engine: Engine,
+    tokenizer,
+    problems: EncodedProblems,
+    samples: int,
+    sampling: Sampling,
+    *,
+    seed: int,
+    stage: str,
+    progress: Callable[[int, int, str], None],
+    part: int = 64,
+) -> list[dict[str, Any]]:
+    """`sample_rollouts` over all `problems`, `part` problems at a time, with `progress(done, total, "problems")` in between."""
+    rows: list[dict[str, Any]] = []
+    for start in range(0, max(1, len(problems)), part):
+        chosen = problems.take(range(start, min(start + part, len(problems))))
+        rows += sample_rollouts(engine, tokenizer, chosen, samples, sampling, seed=seed, stage=stage)
+        progress(start + len(chosen), len(problems), "problems")
     return rows
 
 

@@ -1,0 +1,27 @@
+"""Stage `base`: the starting checkpoint and tokenizer, initialised or imported. params -> data/base (checkpoint)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipelines.base.settings import BaseParams
+from tasks.contract import Execution, main
+
+
+class Params(BaseParams):
+    """Section `base` of params.yaml."""
+
+
+def compute(stage: Execution) -> None:
+    from pipelines.base.checkpoint import materialise
+
+    source = stage.params.source
+    figures = materialise(stage.params, stage.seed, stage.output)
+    if source.kind == "import":
+        digest = {"sha256": source.sha256} | ({"gitCommit": source.revision} if source.revision else {})
+        stage.log_source(Path(source.checkpoint).name, digest=digest)
+    stage.write_metrics(figures)
+
+
+if __name__ == "__main__":
+    main(compute, network=True)

@@ -1,0 +1,91 @@
+"""Stage `evaluate`: every checkpoint on the same held-out problems -> data/evaluate (metrics.json, samples, plots, report)."""
+
+from __future__ import annotations
+
+import json
+
+from pydantic import Field
+
+from pipelines.evaluate.settings import Reporting
+from pipelines.generation.settings import Sampling
+from pipelines.records import DECISION, PROBLEM, ROLLOUT, read, write
+from pipelines.settings import Strict
+from tasks.contract import Execution, main
+from tasks.settings import Settings
+
+
+class Params(Strict):
+    """Section `evaluate` of params.yaml."""
+
+    samples: int = Field(ge=1, description="answers per held-out problem and checkpoint")
+    sampling: Sampling
+    reporting: Reporting
+
+
+def checkpoints(settings: Settings) -> tuple[dict[str, str], dict[str, str]]:
+    """Checkpoint name -> directory, oldest first, and checkpoint name -> the name of what it was trained from."""
+    directories = {"base": "data/base", "sft": "data/sft"}
+    directories |= {f"rl@{key}": f"data/rl/{key}" for key in settings.rounds}
+    directories |= {"student": "data/distill"}
+    names = {directory: name for name, directory in directories.items()}
+    parents = {"sft": "base"}
+    parents |= {f"rl@{key}": names[round_.init.rstrip("/")] for key, round_ in settings.rounds.items()}
+    parents |= {"student": names[settings.section("distill").teacher.rstrip("/")]}
+    return directories, parents
+
+
+def compute(stage: Execution) -> None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from pipelines.evaluate import curves, plots, report, summary
+    from pipelines.evaluate.sampling import sample_checkpoint
+    from pipelines.rewards.model import RewardModel
+
+    params: Params = stage.params
+    problems = read(stage.input("data/synthesize") / "problems.parquet", PROBLEM)
+    problems = problems.filter(pc.equal(problems["split"], "test"))
+    reward_model = RewardModel.load(stage.input("data/reward"))
+    directories, parents = checkpoints(stage.settings)
+    samples: dict[str, pa.Table] = {}
+    parameters: dict[str, int] = {}
+    for number, (name, directory) in enumerate(directories.items()):
+        note = f"{name}, checkpoint {number + 1} of {len(directories)}"
+        samples[name], parameters[name] = sample_checkpoint(
+            stage.input(directory),
+            name,
+            problems,
+            params.samples,
+            params.sampling,
+            reward_model,
+            stage.seed,
+            lambda done, total, unit, note=note, number=number: stage.progress(
+                number * total + done, len(directories) * total, unit, note
+            ),
+        )
+    metrics = summary.summarise(
+        samples, parameters=parameters, seed=stage.seed, resamples=params.reporting.resamples, parents=parents
+    )
+    training = {
+        f"rl@{key}": curves.training_curve(read(stage.input(f"data/rl/{key}") / "rollouts.parquet", ROLLOUT))
+        for key in stage.settings.rounds
+    }
+    decisions = read(stage.input("data/filter") / "decisions.parquet", DECISION)
+    drawn = plots.draw(metrics, training, decisions)
+    page = report.render(metrics, drawn, samples, problems, transcripts=params.reporting.transcripts)
+
+    output = stage.output
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n")
+    (output / "report.html").write_text(page)
+    (output / "plots").mkdir(exist_ok=True)
+    for name, png in drawn.items():
+        (output / "plots" / f"{name}.png").write_bytes(png)
+    write(output / "samples.parquet", pa.concat_tables(samples.values()), ROLLOUT)
+    stage.log_rows("problems", problems.num_rows)
+    stage.log_rows("samples", sum(table.num_rows for table in samples.values()))
+    stage.log_result({f"accuracy/{name}": found["accuracy"]["mean"] for name, found in metrics["checkpoints"].items()})
+
+
+if __name__ == "__main__":
+    main(compute)

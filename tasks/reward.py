@@ -1,0 +1,95 @@
+"""Stage `reward`: a reward model from the SFT model's verified samples. data/sft + data/synthesize -> data/reward."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from pipelines.generation.settings import Sampling
+from pipelines.records import PREFERENCE, PROBLEM, ROLLOUT, read, write
+from pipelines.settings import Strict
+from pipelines.training.settings import Optimiser
+from tasks.contract import Execution, main
+
+
+class Params(Strict):
+    """Section `reward` of params.yaml."""
+
+    problems: int = Field(ge=2, description="training problems to sample answers for, at the most")
+    samples: int = Field(ge=2, description="answers per problem")
+    sampling: Sampling
+    pairs_per_problem: int = Field(ge=1, description="pairs of a right and a wrong answer per problem, at the most")
+    heldout_share: float = Field(gt=0, lt=1, description="share of the problems whose pairs only measure accuracy")
+    steps: int = Field(ge=1, description="optimiser steps")
+    batch_size: int = Field(ge=1, description="pairs per step")
+    optimiser: Optimiser
+    checkpoint_every: int = Field(ge=1, description="steps between two checkpoints of a run that may be killed")
+
+
+def compute(stage: Execution) -> None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from pipelines.base.architectures import load_tokenizer, reward_model_from, save_checkpoint
+    from pipelines.generation.native import NativeEngine
+    from pipelines.generation.rollouts import encode_problems, rollout_table, sample_in_parts
+    from pipelines.reward.pairs import make_pairs
+    from pipelines.reward.train import pair_accuracy, pair_units, train_reward_model
+    from pipelines.training.batch import epoch_order
+    from pipelines.training.loop import history_table
+
+    params: Params = stage.params
+    checkpoint = stage.input("data/sft")
+    tokenizer = load_tokenizer(checkpoint)
+    samples_path = stage.scratch / "samples.parquet"
+    if samples_path.exists():
+        rollouts = read(samples_path, ROLLOUT).to_pylist()
+    else:
+        problems = read(stage.input("data/synthesize") / "problems.parquet", PROBLEM)
+        problems = problems.filter(pc.equal(problems["split"], "train"))
+        problems = problems.take(pa.array(sorted(epoch_order(stage.seed, 0, problems.num_rows)[: params.problems])))
+        rollouts = sample_in_parts(
+            NativeEngine.open(checkpoint),
+            tokenizer,
+            encode_problems(tokenizer, problems),
+            params.samples,
+            params.sampling,
+            seed=stage.seed,
+            stage=stage.name,
+            progress=stage.progress,
+        )
+        write(samples_path.with_suffix(".writing"), rollout_table(rollouts), ROLLOUT)
+        samples_path.with_suffix(".writing").rename(samples_path)
+
+    pairs = make_pairs(rollouts, params.samples, params.pairs_per_problem, params.heldout_share, stage.seed)
+    tokens = {row["id"]: row["tokens"] for row in rollouts}
+    units = {
+        split: pair_units(
+            [(tokens[p["chosen_id"]], tokens[p["rejected_id"]]) for p in pairs.to_pylist() if p["split"] == split]
+        )
+        for split in ("train", "heldout")
+    }
+    model = reward_model_from(checkpoint)
+    history = train_reward_model(
+        model,
+        units["train"],
+        steps=params.steps,
+        batch_size=params.batch_size,
+        optimiser=params.optimiser,
+        pad_id=tokenizer.pad_token_id,
+        seed=stage.seed,
+        scratch=stage.scratch,
+        checkpoint_every=params.checkpoint_every,
+        report=stage.report,
+    )
+    accuracy = pair_accuracy(model, units["heldout"], tokenizer.pad_token_id)
+    save_checkpoint(model, tokenizer, stage.output)
+    write(stage.output / "samples.parquet", rollout_table(rollouts), ROLLOUT)
+    write(stage.output / "pairs.parquet", pairs, PREFERENCE)
+    history_table(history, stage.output / "history.parquet")
+    stage.log_rows("samples", len(rollouts))
+    stage.log_rows("pairs", pairs.num_rows)
+    stage.write_metrics({"heldout_pair_accuracy": accuracy, "heldout_pairs": len(units["heldout"])})
+
+
+if __name__ == "__main__":
+    main(compute)

@@ -1,0 +1,45 @@
+"""The distillation loss against its definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pipelines.distill.train import kl_from_teacher, verified_sequences
+from pipelines.errors import UserError
+from pipelines.training.batch import Sequence, collate
+from pipelines.training.components import token_outputs
+
+
+def batch():
+    sequences = [(Sequence(np.array([3, 4, 5, 6]), {"supervised": np.ones(4, np.float32)}),)]
+    return collate(sequences, [0], 0, torch.device("cpu"))
+
+
+def test_kl_to_an_equal_teacher_is_zero(tiny_model):
+    student = tiny_model(0)
+    loss = kl_from_teacher(tiny_model(0))(token_outputs(student, batch()), batch())
+    assert torch.all(loss.abs() < 1e-6)
+
+
+def test_kl_is_the_sum_over_the_vocabulary_and_reaches_the_student_only(tiny_model):
+    student, teacher = tiny_model(0), tiny_model(1)
+    loss = kl_from_teacher(teacher)(token_outputs(student, batch()), batch())
+    p = torch.softmax(teacher(batch().tokens_B_T).logits[0, 1], -1)
+    q = torch.softmax(student(batch().tokens_B_T).logits[0, 1], -1)
+    assert float(loss[0, 2].detach()) == pytest.approx(float((p * (p / q).log()).sum().detach()), abs=1e-5)
+    loss.sum().backward()
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+    assert any(parameter.grad.abs().sum() > 0 for parameter in student.parameters())
+
+
+def rollout(correct: bool, finish: str):
+    return {"tokens": [5, 6, 7, 1], "prompt_tokens": 2, "correct": correct, "finish_reason": finish}
+
+
+def test_only_right_and_finished_samples_are_learned_from():
+    sequences = verified_sequences([rollout(True, "stop"), rollout(False, "stop"), rollout(True, "length")])
+    assert [sequence.values["supervised"].tolist() for sequence in sequences] == [[0, 0, 1, 1]]
+    with pytest.raises(UserError, match="no right answer"):
+        verified_sequences([rollout(False, "stop")])
