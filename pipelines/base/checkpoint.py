@@ -96,8 +96,14 @@ def import_checkpoint(checkpoint: str, revision: str | None, sha256: str | None,
     kept = [path for path in sorted(directory.iterdir()) if path.is_file() and path.suffix in _KEPT]
     if not any(path.suffix == ".safetensors" for path in kept):
         pickles = [path.name for path in directory.iterdir() if path.suffix in _PICKLES]
-        found = f"only {', '.join(sorted(pickles))}; pickles can run code, so they are refused" if pickles else "no weights"
-        raise UserError(f"base.source.checkpoint: {checkpoint} has {found}. Give a checkpoint with *.safetensors files")
+        found = (
+            f"only {', '.join(sorted(pickles))}; pickles can run code, so they are refused"
+            if pickles
+            else "no weights"
+        )
+        raise UserError(
+            f"base.source.checkpoint: {checkpoint} has {found}. Give a checkpoint with *.safetensors files"
+        )
     found_sha256 = files_sha256(kept)
     if sha256 is None:
         raise UserError(
@@ -126,16 +132,24 @@ def files_sha256(paths: list[Path]) -> str:
 
 def _download(name: str, revision: str | None) -> Path:
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise UserError(f"base.source.checkpoint: there is no directory {name}, and it is no hub name (owner/name)")
+        raise UserError(
+            f"base.source.checkpoint: there is no directory {name}, and it is no hub name (owner/name)"
+        )
     if revision is None or not re.fullmatch("[0-9a-f]{40}", revision):
-        raise UserError(f"base.source.revision: give the commit of {name} on the hub, 40 hex digits, not {revision!r}")
+        raise UserError(
+            f"base.source.revision: give the commit of {name} on the hub, 40 hex digits, not {revision!r}"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=[f"*{suffix}" for suffix in _KEPT]))
+        return Path(
+            snapshot_download(name, revision=revision, allow_patterns=[f"*{suffix}" for suffix in _KEPT])
+        )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise UserError(f"base.source.checkpoint: {name} at {revision} could not be downloaded: {error}") from error
+        raise UserError(
+            f"base.source.checkpoint: {name} at {revision} could not be downloaded: {error}"
+        ) from error
 
 
 def _scrub(path: Path) -> None:

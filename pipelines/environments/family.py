@@ -1,4 +1,4 @@
-"""What a problem family is: problems of explicit levels, made from a seed, with the work a teacher would show."""
+"""What a problem family is: problems of explicit levels made from a seed, with the work a teacher shows."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-
-from pipelines.records import problem_id
 
 MODES = ("steps", "direct")
 """Behaviour modes of a teacher: write the work before the answer, or answer at once."""
@@ -27,6 +25,8 @@ class Problem:
 
     @property
     def id(self) -> str:
+        from pipelines.records import problem_id  # keeps PyArrow out of the check of params.yaml
+
         return problem_id(self.prompt, self.answer, self.verifier, self.arguments)
 
     @property
@@ -39,8 +39,8 @@ class Problem:
 class Family:
     """A named generator of problems.
 
-    pose(level, rng) makes one problem from nothing but its arguments. lexicon: the pieces of text that the default
-    tokenizer keeps whole, so that one step of the work reads tokens at a constant distance.
+    pose(level, rng) makes one problem from nothing but its arguments. lexicon: the pieces of text that the
+    default tokenizer keeps whole, so that one step of the work reads tokens at a constant distance.
     """
 
     name: str

@@ -86,6 +86,11 @@ def verify_batch(
     return [verify(text, answer, name, arguments, end) for text, answer, name, arguments, end in columns]
 
 
+def named(name: str) -> bool:
+    """Whether `name` has the form of a verifier; reasoning-gym is not imported to look the dataset up."""
+    return name in _JUDGES or bool(re.fullmatch(r"reasoning_gym:\w+", name))
+
+
 def check_verifier(name: str) -> None:
     """Raise UserError unless `name` is a verifier that can run here."""
     _judge(name)
@@ -119,7 +124,9 @@ def _numeric(found: str, answer: str, arguments: dict[str, Any]) -> Verdict:
         raise UserError(f"the verifier numeric needs a number as the known answer, not {answer!r}")
     if value is None:
         return _failed("several answers" if len(_NUMBER.findall(found)) > 1 else "not a number")
-    return CORRECT if abs(value - wanted) <= Fraction(str(arguments.get("tolerance", 0))) else _failed("wrong")
+    return (
+        CORRECT if abs(value - wanted) <= Fraction(str(arguments.get("tolerance", 0))) else _failed("wrong")
+    )
 
 
 def _number(text: str) -> Fraction | None:

@@ -1,0 +1,1 @@
+"""Problems with levels and disjoint splits, and demonstrations by rule-based teachers."""

@@ -1,0 +1,95 @@
+"""Parameters of the data stage. Light at import: no torch, no PyArrow."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from pipelines.environments.families import FAMILIES
+from pipelines.environments.verifiers import named
+from pipelines.settings import Strict
+
+
+class FamilyParams(Strict):
+    """What to make of one problem family."""
+
+    levels: list[int] = Field(min_length=1, description="difficulty levels to make problems of")
+    steps_share: float | None = Field(
+        default=None, ge=0, le=1, description="overrides the section's steps_share for this family"
+    )
+
+
+class Columns(Strict):
+    """Which column of a file holds what."""
+
+    prompt: str = Field(min_length=1, description="column of the question")
+    answer: str = Field(min_length=1, description="column of the known answer")
+    level: str | None = Field(
+        default=None, description="column of the difficulty level, an integer; without it 1"
+    )
+    family: str | None = Field(
+        default=None, description="column of the family name; without it the file's name"
+    )
+    demonstration: str | None = Field(default=None, description="column of a worked completion to learn from")
+
+
+class Source(Strict):
+    """A file of the user's own problems."""
+
+    path: str = Field(min_length=1, description="file under data/raw, *.jsonl or *.parquet")
+    columns: Columns = Field(description="which column holds what")
+    verifier: str = Field(description="exact, numeric, math or reasoning_gym:NAME")
+    verifier_args: dict[str, Any] = Field(default={}, description="arguments of the verifier")
+
+    @field_validator("path")
+    @classmethod
+    def _inside(cls, path: str) -> str:
+        parts = PurePosixPath(path)
+        if parts.is_absolute() or ".." in parts.parts:
+            raise ValueError("must be a path inside data/raw, such as problems.jsonl")
+        if parts.suffix not in (".jsonl", ".parquet"):
+            raise ValueError("must end in .jsonl or .parquet")
+        return path
+
+    @field_validator("verifier")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if not named(name):
+            raise ValueError("must be exact, numeric, math or reasoning_gym:NAME")
+        return name
+
+
+class SynthesizeParams(Strict):
+    """Problems per level and split, and how the teachers demonstrate."""
+
+    families: dict[str, FamilyParams] = Field(description="generated problem families, by name; may be empty")
+    train_per_level: int = Field(ge=0, description="training problems per family and level")
+    test_per_level: int = Field(ge=0, description="held-out problems per family and level")
+    test_share: float = Field(
+        gt=0,
+        lt=1,
+        description="share of all possible prompts that is held out, by their hash, whatever the seed",
+    )
+    steps_share: float = Field(
+        ge=0, le=1, description="share of demonstrations that show the work; the others answer at once"
+    )
+    sources: list[Source] = Field(default=[], description="files with problems of your own")
+
+    @field_validator("families")
+    @classmethod
+    def _levels(cls, families: dict[str, FamilyParams]) -> dict[str, FamilyParams]:
+        for name, params in families.items():
+            if name not in FAMILIES:
+                raise ValueError(f"there is no family {name!r}; there are {', '.join(FAMILIES)}")
+            unknown = [level for level in params.levels if level not in FAMILIES[name].levels]
+            if unknown or len(set(params.levels)) < len(params.levels):
+                raise ValueError(f"{name} has the levels {list(FAMILIES[name].levels)}, each at most once")
+        return families
+
+    @model_validator(mode="after")
+    def _something(self) -> SynthesizeParams:
+        if not self.families and not self.sources:
+            raise ValueError("needs at least one of families and sources")
+        return self

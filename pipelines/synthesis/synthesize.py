@@ -1,0 +1,139 @@
+"""Making the data: problems with exact counts per family, level and split, and demonstrations by the teachers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pipelines.environments.families import FAMILIES
+from pipelines.environments.family import Problem, demonstrate
+from pipelines.errors import UserError
+from pipelines.records import DEMONSTRATION, PROBLEM, content_id, write
+from pipelines.synthesis.settings import SynthesizeParams
+from pipelines.synthesis.sources import read_source
+
+Rows = list[dict[str, Any]]
+
+_TRIES = 200
+
+
+def synthesize(
+    params: SynthesizeParams,
+    seed: int,
+    raw: Path,
+    output: Path,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, int]:
+    """Write problems.parquet and demonstrations.parquet to `output`; returns row counts.
+
+    raw: the directory that `params.sources` are in. Held-out problems have no demonstration.
+    Raises UserError for files that cannot be used and for counts that a family cannot provide.
+    """
+    problems, demonstrations, repeated = make_rows(params, seed, raw, progress)
+    write(output / "problems.parquet", problems, PROBLEM)
+    write(output / "demonstrations.parquet", demonstrations, DEMONSTRATION)
+    splits = Counter(row["split"] for row in problems)
+    modes = Counter(row["mode"] for row in demonstrations)
+    counts = {"problems": len(problems), "demonstrations": len(demonstrations), "repeated": repeated}
+    counts |= {f"problems/{split}": splits[split] for split in ("train", "test")}
+    return counts | {f"demonstrations/{mode}": count for mode, count in sorted(modes.items())}
+
+
+def make_rows(
+    params: SynthesizeParams, seed: int, raw: Path, progress: Callable[[int, int], None]
+) -> tuple[Rows, Rows, int]:
+    """Problem rows, demonstration rows, and how many problems were left out because they came up before."""
+    problems: Rows = []
+    demonstrations: Rows = []
+    seen: set[str] = set()
+    repeated = 0
+
+    def add(problem: Problem, source: str, mode: str | None, completion: str | None) -> None:
+        split = split_of(problem.prompt, params.test_share)
+        problems.append(_problem_row(problem, split, source))
+        if split == "train" and mode is not None:
+            demonstrations.append(_demonstration_row(problem, mode, completion))
+
+    for source in params.sources:
+        for given in read_source(source, raw):
+            if given.problem.id in seen:
+                repeated += 1
+                continue
+            seen.add(given.problem.id)
+            mode = "file" if given.demonstration is not None else None
+            add(given.problem, given.origin, mode, given.demonstration)
+
+    wanted = [(name, level) for name, family in params.families.items() for level in family.levels]
+    per_level = params.train_per_level + params.test_per_level
+    for done, (name, level) in enumerate(wanted):
+        progress(done * per_level, len(wanted) * per_level)
+        share = params.families[name].steps_share
+        share = params.steps_share if share is None else share
+        for problem in _quota(name, level, params, seed, seen):
+            mode = "steps" if _unit(seed, "mode", problem.id) < share else "direct"
+            add(problem, f"generator:{name}", mode, demonstrate(problem, mode))
+    progress(len(wanted) * per_level, len(wanted) * per_level)
+    return problems, demonstrations, repeated
+
+
+def split_of(prompt: str, test_share: float) -> str:
+    """`train` or `test`, by a hash of the prompt alone: no seed, family or file can put one prompt into both."""
+    return "test" if _unit("split", " ".join(prompt.split())) < test_share else "train"
+
+
+def _quota(name: str, level: int, params: SynthesizeParams, seed: int, seen: set[str]) -> Iterator[Problem]:
+    """Distinct problems of one family and level until both splits are full."""
+    missing = {"train": params.train_per_level, "test": params.test_per_level}
+    tries = _TRIES + _TRIES * sum(missing.values())
+    for index in range(tries):
+        if not any(missing.values()):
+            return
+        problem = FAMILIES[name].generate(level, seed, index)
+        split = split_of(problem.prompt, params.test_share)
+        if missing[split] and problem.id not in seen:
+            seen.add(problem.id)
+            missing[split] -= 1
+            yield problem
+    if any(missing.values()):
+        lacking = " and ".join(f"{count} {split}" for split, count in missing.items() if count)
+        raise UserError(
+            f"synthesize: {name} level {level} has too few different problems, {lacking} problems are lacking "
+            f"after {tries} tries; lower train_per_level or test_per_level, or leave the level out"
+        )
+
+
+def _unit(*parts: Any) -> float:
+    """A number in [0, 1) that is a hash of `parts`."""
+    digest = hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def _problem_row(problem: Problem, split: str, source: str) -> dict[str, Any]:
+    return {
+        "id": problem.id,
+        "parents": [],
+        "family": problem.family,
+        "level": problem.level,
+        "split": split,
+        "prompt": problem.prompt,
+        "answer": problem.answer,
+        "verifier": problem.verifier,
+        "verifier_args": problem.arguments,
+        "source": source,
+    }
+
+
+def _demonstration_row(problem: Problem, mode: str, completion: str | None) -> dict[str, Any]:
+    return {
+        "id": content_id("demonstration", problem.id, mode, completion),
+        "parents": [problem.id],
+        "problem_id": problem.id,
+        "family": problem.family,
+        "level": problem.level,
+        "mode": mode,
+        "prompt": problem.prompt,
+        "completion": completion,
+    }
