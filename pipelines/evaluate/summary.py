@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pipelines.environments.verifiers import final_answer
 from pipelines.evaluate import statistics
 from pipelines.evaluate.statistics import Estimate
 
 _DIGITS = 6
-_END_OF_THOUGHT = "</think>"
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,17 @@ def arrange(table: pa.Table) -> Samples:
     scores = pc.map_lookup(table["reward_parts"].combine_chunks(), pa.scalar("reward_model"), "first")
     if 0 < scores.null_count < table.num_rows:
         raise ValueError(f"{scores.null_count} of {table.num_rows} samples have no reward model score")
-    answers = np.array([answer_of(text) for text in table["text"].to_pylist()], object)
+    stopped = column(table, "finish_reason") == "stop"
+    texts = table["text"].to_pylist()
+    answers = [answer_of(text, finished) for text, finished in zip(texts, stopped, strict=True)]
     return Samples(
         problem_P=problems,
         family_P=column(table, "family").reshape(shape)[:, 0],
         level_P=column(table, "level").reshape(shape)[:, 0].astype(np.int64),
         correct_P_N=column(table, "correct").astype(bool).reshape(shape),
-        answer_P_N=answers.reshape(shape),
+        answer_P_N=np.array(answers, object).reshape(shape),
         length_P_N=completion_lengths(table).reshape(shape),
-        stopped_P_N=(column(table, "finish_reason") == "stop").reshape(shape),
+        stopped_P_N=stopped.reshape(shape),
         score_P_N=None if scores.null_count else np.asarray(scores, np.float64).reshape(shape),
     )
 
@@ -82,9 +84,9 @@ def completion_lengths(table: pa.Table) -> NDArray[np.int64]:
     return np.bincount(rows[written], minlength=table.num_rows).astype(np.int64)
 
 
-def answer_of(text: str) -> str:
-    """What a completion answers: the text after its last end-of-thought marker, stripped."""
-    return text.rpartition(_END_OF_THOUGHT)[2].strip()
+def answer_of(text: str, finished: bool = True) -> str:
+    """What a completion answers, as its verifier reads it; empty when it was cut or only thought."""
+    return (final_answer(text) or "") if finished else ""
 
 
 def summarise(

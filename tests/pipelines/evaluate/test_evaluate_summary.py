@@ -167,16 +167,18 @@ def test_cut_completions_are_counted(build: Builders, problems: pa.Table) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "answer"),
+    ("text", "finished", "answer"),
     [
-        ("<think>1+1</think> 2 ", "2"),
-        ("<think></think>2", "2"),
-        ("<think>a</think>b<think>c</think>d", "d"),
-        ("<think>1+1</think>", ""),
+        ("<think>1+1</think> 2 ", True, "2"),
+        ("<think></think>2", True, "2"),
+        ("<think>a</think>b<think>c</think>d", True, "d"),
+        ("<think>1+1</think>", True, ""),
+        ("<think>1+1", True, ""),
+        ("<think>1+1</think>2", False, ""),  # cut: it may have become 20
     ],
 )
-def test_answer_is_what_follows_the_last_thought(text: str, answer: str) -> None:
-    assert summary.answer_of(text) == answer
+def test_answer_is_what_the_verifier_judges(text: str, finished: bool, answer: str) -> None:
+    assert summary.answer_of(text, finished) == answer
 
 
 def test_levels_are_in_the_order_of_numbers(build: Builders, parameters: dict) -> None:
