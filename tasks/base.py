@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipelines.base.settings import BaseParams
-from tasks.contract import Execution, main
+from tasks.contract import main
+from tasks.execution import Execution
 
 
 class Params(BaseParams):

@@ -6,10 +6,11 @@ from pydantic import Field
 
 from pipelines.base.settings import Architecture
 from pipelines.generation.settings import Sampling
-from pipelines.records import PROBLEM, ROLLOUT, read, write
 from pipelines.settings import Strict
 from pipelines.training.settings import Optimiser
-from tasks.contract import Execution, main
+from tasks.contract import main
+from tasks.execution import Execution
+from tasks.samples import verified_samples
 
 
 class Params(Strict):
@@ -17,47 +18,34 @@ class Params(Strict):
 
     teacher: str = Field(description="directory of the teacher's checkpoint: the output of an RL round")
     student: Architecture
-    samples: int = Field(ge=1, description="answers of the teacher per training problem; the right ones are learned from")
+    problems: int = Field(ge=1, description="training problems the teacher answers, at the most")
+    samples: int = Field(ge=1, description="answers per problem; the right ones are learned from")
     sampling: Sampling
     steps: int = Field(ge=1, description="optimiser steps")
     batch_size: int = Field(ge=1, description="samples per step")
-    cross_entropy: float = Field(ge=0, description="weight of the cross-entropy on the teacher's verified samples")
+    cross_entropy: float = Field(
+        ge=0, description="weight of the cross-entropy on the teacher's verified samples"
+    )
     kl: float = Field(ge=0, description="weight of the per-token KL to the teacher")
     optimiser: Optimiser
-    checkpoint_every: int = Field(ge=1, description="steps between two checkpoints of a run that may be killed")
+    checkpoint_every: int = Field(
+        ge=1, description="steps between two checkpoints of a run that may be killed"
+    )
 
 
 def compute(stage: Execution) -> None:
-    import pyarrow.compute as pc
-
     from pipelines.base.architectures import load_model, load_tokenizer, save_checkpoint
     from pipelines.base.checkpoint import initialise, qwen3_config
     from pipelines.distill.train import distill, verified_sequences
-    from pipelines.generation.native import NativeEngine
-    from pipelines.generation.rollouts import encode_problems, rollout_table, sample_in_parts
+    from pipelines.generation.rollouts import choose, rollout_table
+    from pipelines.records import PROBLEM, ROLLOUT, read, write
     from pipelines.training.loop import history_table
 
     params: Params = stage.params
     checkpoint = stage.input(params.teacher)
     tokenizer = load_tokenizer(checkpoint)
-    samples_path = stage.scratch / "samples.parquet"
-    if samples_path.exists():
-        rollouts = read(samples_path, ROLLOUT).to_pylist()
-    else:
-        problems = read(stage.input("data/synthesize") / "problems.parquet", PROBLEM)
-        problems = problems.filter(pc.equal(problems["split"], "train"))
-        rollouts = sample_in_parts(
-            NativeEngine.open(checkpoint),
-            tokenizer,
-            encode_problems(tokenizer, problems),
-            params.samples,
-            params.sampling,
-            seed=stage.seed,
-            stage=stage.name,
-            progress=stage.progress,
-        )
-        write(samples_path.with_suffix(".writing"), rollout_table(rollouts), ROLLOUT)
-        samples_path.with_suffix(".writing").rename(samples_path)
+    problems = read(stage.input("data/synthesize") / "problems.parquet", PROBLEM)
+    rollouts = verified_samples(stage, checkpoint, choose(problems, "train", params.problems, stage.seed))
 
     sequences = verified_sequences(rollouts)
     student = initialise(qwen3_config(params.student, tokenizer), stage.seed)
@@ -81,7 +69,9 @@ def compute(stage: Execution) -> None:
     history_table(history, stage.output / "history.parquet")
     stage.log_rows("samples", len(rollouts))
     stage.log_rows("verified", len(sequences))
-    stage.write_metrics({"verified_share": len(sequences) / len(rollouts), "loss": history[-1]["loss/cross_entropy"]})
+    stage.write_metrics(
+        {"verified_share": len(sequences) / len(rollouts), "loss": history[-1]["loss/cross_entropy"]}
+    )
 
 
 if __name__ == "__main__":

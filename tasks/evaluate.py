@@ -8,9 +8,9 @@ from pydantic import Field
 
 from pipelines.evaluate.settings import Reporting
 from pipelines.generation.settings import Sampling
-from pipelines.records import DECISION, PROBLEM, ROLLOUT, read, write
 from pipelines.settings import Strict
-from tasks.contract import Execution, main
+from tasks.contract import main
+from tasks.execution import Execution
 from tasks.settings import Settings
 
 
@@ -40,6 +40,7 @@ def compute(stage: Execution) -> None:
 
     from pipelines.evaluate import curves, plots, report, summary
     from pipelines.evaluate.sampling import sample_checkpoint
+    from pipelines.records import DECISION, PROBLEM, ROLLOUT, read, write
     from pipelines.rewards.model import RewardModel
 
     params: Params = stage.params
@@ -84,7 +85,9 @@ def compute(stage: Execution) -> None:
     write(output / "samples.parquet", pa.concat_tables(samples.values()), ROLLOUT)
     stage.log_rows("problems", problems.num_rows)
     stage.log_rows("samples", sum(table.num_rows for table in samples.values()))
-    stage.log_result({f"accuracy/{name}": found["accuracy"]["mean"] for name, found in metrics["checkpoints"].items()})
+    stage.log_result(
+        {f"accuracy/{name}": found["accuracy"]["mean"] for name, found in metrics["checkpoints"].items()}
+    )
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ import json
 from pydantic import Field
 
 from pipelines.generation.settings import Sampling
-from pipelines.records import DECISION, PROBLEM, ROLLOUT, read, write
 from pipelines.settings import Strict
-from tasks.contract import Execution, main
+from tasks.contract import main
+from tasks.execution import Execution
+from tasks.samples import verified_samples
 
 
 class PassRates(Strict):
@@ -22,7 +23,8 @@ class PassRates(Strict):
 class Params(Strict):
     """Section `filter` of params.yaml."""
 
-    samples: int = Field(ge=2, description="answers sampled per training problem")
+    problems: int = Field(ge=1, description="training problems to sample answers for, at the most")
+    samples: int = Field(ge=2, description="answers per problem")
     sampling: Sampling
     keep: PassRates
 
@@ -30,32 +32,22 @@ class Params(Strict):
 def compute(stage: Execution) -> None:
     import pyarrow.compute as pc
 
-    from pipelines.base.architectures import load_tokenizer
     from pipelines.errors import UserError
     from pipelines.filtering.passrate import decide, histogram
-    from pipelines.generation.native import NativeEngine
-    from pipelines.generation.rollouts import encode_problems, rollout_table, sample_in_parts
+    from pipelines.generation.rollouts import choose, rollout_table
+    from pipelines.records import DECISION, PROBLEM, ROLLOUT, read, write
 
     params: Params = stage.params
     checkpoint = stage.input("data/sft")
     problems = read(stage.input("data/synthesize") / "problems.parquet", PROBLEM)
+    tried = choose(problems, "train", params.problems, stage.seed)
+    rollouts = verified_samples(stage, checkpoint, tried)
     problems = problems.filter(pc.equal(problems["split"], "train"))
-    tokenizer, engine = load_tokenizer(checkpoint), NativeEngine.open(checkpoint)
-    rollouts = sample_in_parts(
-        engine,
-        tokenizer,
-        encode_problems(tokenizer, problems),
-        params.samples,
-        params.sampling,
-        seed=stage.seed,
-        stage=stage.name,
-        progress=stage.progress,
-    )
-    decisions = decide(problems, rollouts, params.samples, params.keep.low, params.keep.high)
+    decisions = decide(problems, rollouts, params.keep.low, params.keep.high)
     kept = problems.filter(decisions["kept"])
     if not kept.num_rows:
         raise UserError(
-            f"filter: none of {problems.num_rows} problems has a pass rate from {params.keep.low:g} to {params.keep.high:g} "
+            f"filter: none of {tried.num_rows} problems has a pass rate from {params.keep.low:g} to {params.keep.high:g} "
             "under data/sft; widen filter.keep in params.yaml, or train sft longer"
         )
     write(stage.output / "problems.parquet", kept, PROBLEM)
@@ -63,12 +55,11 @@ def compute(stage: Execution) -> None:
     write(stage.output / "samples.parquet", rollout_table(rollouts), ROLLOUT)
     bars = histogram(decisions, params.samples)
     (stage.output / "histogram.json").write_text(json.dumps(bars, indent=1) + "\n")
-    stage.log_rows("problems", problems.num_rows)
+    stage.log_rows("tried", tried.num_rows)
     stage.log_rows("kept", kept.num_rows)
     stage.log_rows("samples", len(rollouts))
-    stage.write_metrics(
-        {"problems": problems.num_rows, "kept": kept.num_rows, "pass_rate": pc.mean(decisions["pass_rate"]).as_py()}
-    )
+    pass_rate = sum(row["correct"] for row in rollouts) / len(rollouts)
+    stage.write_metrics({"tried": tried.num_rows, "kept": kept.num_rows, "pass_rate": pass_rate})
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pydantic import Field
 
 from pipelines.generation.settings import Sampling
-from pipelines.records import PREFERENCE, PROBLEM, ROLLOUT, read, write
 from pipelines.settings import Strict
 from pipelines.training.settings import Optimiser
-from tasks.contract import Execution, main
+from tasks.contract import main
+from tasks.execution import Execution
+from tasks.samples import verified_samples
 
 
 class Params(Strict):
@@ -17,54 +18,43 @@ class Params(Strict):
     problems: int = Field(ge=2, description="training problems to sample answers for, at the most")
     samples: int = Field(ge=2, description="answers per problem")
     sampling: Sampling
-    pairs_per_problem: int = Field(ge=1, description="pairs of a right and a wrong answer per problem, at the most")
-    heldout_share: float = Field(gt=0, lt=1, description="share of the problems whose pairs only measure accuracy")
+    pairs_per_problem: int = Field(
+        ge=1, description="pairs of a right and a wrong answer per problem, at the most"
+    )
+    heldout_share: float = Field(
+        gt=0, lt=1, description="share of the problems whose pairs only measure accuracy"
+    )
     steps: int = Field(ge=1, description="optimiser steps")
     batch_size: int = Field(ge=1, description="pairs per step")
     optimiser: Optimiser
-    checkpoint_every: int = Field(ge=1, description="steps between two checkpoints of a run that may be killed")
+    checkpoint_every: int = Field(
+        ge=1, description="steps between two checkpoints of a run that may be killed"
+    )
 
 
 def compute(stage: Execution) -> None:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     from pipelines.base.architectures import load_tokenizer, reward_model_from, save_checkpoint
-    from pipelines.generation.native import NativeEngine
-    from pipelines.generation.rollouts import encode_problems, rollout_table, sample_in_parts
+    from pipelines.generation.rollouts import choose, rollout_table
+    from pipelines.records import PREFERENCE, PROBLEM, ROLLOUT, read, write
     from pipelines.reward.pairs import make_pairs
     from pipelines.reward.train import pair_accuracy, pair_units, train_reward_model
-    from pipelines.training.batch import epoch_order
     from pipelines.training.loop import history_table
 
     params: Params = stage.params
     checkpoint = stage.input("data/sft")
     tokenizer = load_tokenizer(checkpoint)
-    samples_path = stage.scratch / "samples.parquet"
-    if samples_path.exists():
-        rollouts = read(samples_path, ROLLOUT).to_pylist()
-    else:
-        problems = read(stage.input("data/synthesize") / "problems.parquet", PROBLEM)
-        problems = problems.filter(pc.equal(problems["split"], "train"))
-        problems = problems.take(pa.array(sorted(epoch_order(stage.seed, 0, problems.num_rows)[: params.problems])))
-        rollouts = sample_in_parts(
-            NativeEngine.open(checkpoint),
-            tokenizer,
-            encode_problems(tokenizer, problems),
-            params.samples,
-            params.sampling,
-            seed=stage.seed,
-            stage=stage.name,
-            progress=stage.progress,
-        )
-        write(samples_path.with_suffix(".writing"), rollout_table(rollouts), ROLLOUT)
-        samples_path.with_suffix(".writing").rename(samples_path)
+    problems = read(stage.input("data/synthesize") / "problems.parquet", PROBLEM)
+    rollouts = verified_samples(stage, checkpoint, choose(problems, "train", params.problems, stage.seed))
 
     pairs = make_pairs(rollouts, params.samples, params.pairs_per_problem, params.heldout_share, stage.seed)
     tokens = {row["id"]: row["tokens"] for row in rollouts}
     units = {
         split: pair_units(
-            [(tokens[p["chosen_id"]], tokens[p["rejected_id"]]) for p in pairs.to_pylist() if p["split"] == split]
+            [
+                (tokens[p["chosen_id"]], tokens[p["rejected_id"]])
+                for p in pairs.to_pylist()
+                if p["split"] == split
+            ]
         )
         for split in ("train", "heldout")
     }

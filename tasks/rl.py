@@ -5,11 +5,11 @@ from __future__ import annotations
 from pydantic import Field
 
 from pipelines.generation.settings import Sampling
-from pipelines.records import PROBLEM, ROLLOUT, read, write
 from pipelines.rl.settings import Advantage, PolicyLoss, RewardWeights
 from pipelines.settings import Strict
 from pipelines.training.settings import Optimiser
-from tasks.contract import Execution, main
+from tasks.contract import main
+from tasks.execution import Execution
 
 
 class Params(Strict):
@@ -18,18 +18,23 @@ class Params(Strict):
     steps: int = Field(ge=1, description="batches of rollouts per round")
     problems_per_step: int = Field(ge=1, description="problems per batch")
     group_size: int = Field(ge=2, description="rollouts per problem; the group mean is the baseline")
-    updates_per_step: int = Field(ge=1, description="optimiser steps a batch is split into; above 1 the clip takes effect")
+    updates_per_step: int = Field(
+        ge=1, description="optimiser steps a batch is split into; above 1 the clip takes effect"
+    )
     sampling: Sampling
     loss: PolicyLoss
     advantage: Advantage
     reward: RewardWeights
     optimiser: Optimiser
-    checkpoint_every: int = Field(ge=1, description="batches between two checkpoints of a run that may be killed")
+    checkpoint_every: int = Field(
+        ge=1, description="batches between two checkpoints of a run that may be killed"
+    )
 
 
 def compute(stage: Execution) -> None:
     from pipelines.base.architectures import load_model, load_tokenizer, save_checkpoint
     from pipelines.generation.rollouts import encode_problems
+    from pipelines.records import PROBLEM, ROLLOUT, read, write
     from pipelines.rewards.model import RewardModel
     from pipelines.rl.round import run_round
     from pipelines.training.loop import history_table
@@ -65,7 +70,9 @@ def compute(stage: Execution) -> None:
     stage.log_rows("problems", problems.num_rows)
     stage.log_rows("rollouts", rollouts.num_rows)
     last = history[-max(1, len(history) // 10) :]
-    stage.write_metrics({name: sum(row[name] for row in last) / len(last) for name in ("reward", "accuracy", "length")})
+    stage.write_metrics(
+        {name: sum(row[name] for row in last) / len(last) for name in ("reward", "accuracy", "length")}
+    )
 
 
 if __name__ == "__main__":

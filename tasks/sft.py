@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipelines.records import DEMONSTRATION, read
 from pipelines.settings import Strict
 from pipelines.training.settings import Optimiser
-from tasks.contract import Execution, main
+from tasks.contract import main
+from tasks.execution import Execution
 
 
 class Params(Strict):
@@ -15,13 +15,18 @@ class Params(Strict):
 
     steps: int = Field(ge=1, description="optimiser steps")
     batch_size: int = Field(ge=1, description="demonstrations per step")
-    max_tokens: int = Field(ge=2, description="longest prompt plus completion; a longer demonstration is an error")
+    max_tokens: int = Field(
+        ge=2, description="longest prompt plus completion; a longer demonstration is an error"
+    )
     optimiser: Optimiser
-    checkpoint_every: int = Field(ge=1, description="steps between two checkpoints of a run that may be killed")
+    checkpoint_every: int = Field(
+        ge=1, description="steps between two checkpoints of a run that may be killed"
+    )
 
 
 def compute(stage: Execution) -> None:
     from pipelines.base.architectures import load_model, load_tokenizer, save_checkpoint
+    from pipelines.records import DEMONSTRATION, read
     from pipelines.sft.train import encode_demonstrations, fine_tune
     from pipelines.training.loop import history_table
 

@@ -30,7 +30,9 @@ def verified_sequences(rollouts: Seq[dict[str, Any]]) -> list[Sequence]:
         if row["correct"] and row["finish_reason"] == "stop"
     ]
     if not sequences:
-        raise UserError("distill: the teacher gave no right answer, so there is nothing to learn from; look at data/evaluate")
+        raise UserError(
+            "distill: the teacher gave no right answer, so there is nothing to learn from; look at data/evaluate"
+        )
     return sequences
 
 
@@ -71,4 +73,6 @@ def distill(
     def units_at(step: int):
         return [[(sequences[index],) for index in indices_at(step, batch_size, seed, len(sequences))]], {}
 
-    return optimise(trainer, steps, units_at, CheckpointStore(scratch / "checkpoints"), checkpoint_every, report)
+    return optimise(
+        trainer, steps, units_at, CheckpointStore(scratch / "checkpoints"), checkpoint_every, report
+    )

@@ -14,21 +14,27 @@ import pyarrow as pa
 from pipelines.records import DECISION, content_id, table
 
 
-def decide(problems: pa.Table, rollouts: Sequence[dict[str, Any]], samples: int, low: float, high: float) -> pa.Table:
+def decide(problems: pa.Table, rollouts: Sequence[dict[str, Any]], low: float, high: float) -> pa.Table:
     """A records.DECISION row per problem, in their order.
 
-    rollouts: `samples` per problem, problem-major. A problem is kept when low <= pass rate <= high.
+    rollouts: of any number per problem, of some or all problems. A problem is kept when it was sampled and
+    low <= pass rate <= high.
     """
-    correct_P_G = np.array([row["correct"] for row in rollouts], dtype=bool).reshape(-1, samples)
+    sampled: dict[str, list[dict[str, Any]]] = {}
+    for row in rollouts:
+        sampled.setdefault(row["problem_id"], []).append(row)
     rows = []
-    for index, problem in enumerate(problems.to_pylist()):
-        rate = float(correct_P_G[index].mean())
-        kept, reason = True, f"pass rate {rate:.3f} is inside {low:g} to {high:g}"
-        if rate < low:
-            kept, reason = False, f"too hard: pass rate {rate:.3f} is below {low:g}"
-        elif rate > high:
-            kept, reason = False, f"too easy: pass rate {rate:.3f} is above {high:g}"
-        evidence = [row["id"] for row in rollouts[index * samples : (index + 1) * samples]]
+    for problem in problems.to_pylist():
+        group = sampled.get(problem["id"], [])
+        rate = float(np.mean([row["correct"] for row in group])) if group else 0.0
+        kept, reason = False, "not sampled"
+        if group and rate < low:
+            reason = f"too hard: pass rate {rate:.3f} is below {low:g}"
+        elif group and rate > high:
+            reason = f"too easy: pass rate {rate:.3f} is above {high:g}"
+        elif group:
+            kept, reason = True, f"pass rate {rate:.3f} is inside {low:g} to {high:g}"
+        evidence = [row["id"] for row in group]
         rows.append(
             {
                 "id": content_id("decision", problem["id"], kept, reason, evidence),
@@ -39,18 +45,17 @@ def decide(problems: pa.Table, rollouts: Sequence[dict[str, Any]], samples: int,
                 "kept": kept,
                 "reason": reason,
                 "pass_rate": rate,
-                "samples": samples,
+                "samples": len(group),
             }
         )
     return table(rows, DECISION)
 
 
 def histogram(decisions: pa.Table, samples: int) -> dict[str, dict[str, list[int]]]:
-    """family -> level -> how many problems had 0, 1, ..., `samples` right answers."""
+    """family -> level -> how many of the sampled problems had 0, 1, ..., `samples` right answers."""
     counts: dict[str, dict[str, list[int]]] = {}
-    for family, level, rate in zip(
-        decisions["family"].to_pylist(), decisions["level"].to_pylist(), decisions["pass_rate"].to_pylist(), strict=True
-    ):
-        bars = counts.setdefault(family, {}).setdefault(str(level), [0] * (samples + 1))
-        bars[round(rate * samples)] += 1
+    for row in decisions.to_pylist():
+        if row["samples"]:
+            bars = counts.setdefault(row["family"], {}).setdefault(str(row["level"]), [0] * (samples + 1))
+            bars[round(row["pass_rate"] * samples)] += 1
     return {family: dict(sorted(levels.items())) for family, levels in sorted(counts.items())}

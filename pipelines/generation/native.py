@@ -40,10 +40,14 @@ class NativeEngine:
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         own = self.model.state_dict()
         if own.keys() != weights.keys():
-            raise ValueError(f"these weights do not fit the engine's model: differing names {sorted(own.keys() ^ weights.keys())[:5]}")
+            raise ValueError(
+                f"these weights do not fit the engine's model: differing names {sorted(own.keys() ^ weights.keys())[:5]}"
+            )
         for name, tensor in weights.items():
             if own[name].shape != tensor.shape:
-                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the engine's model wants {tuple(own[name].shape)}")
+                raise ValueError(
+                    f"{name} has shape {tuple(tensor.shape)}, the engine's model wants {tuple(own[name].shape)}"
+                )
             if own[name].data_ptr() != tensor.data_ptr():
                 own[name].copy_(tensor)
         self.version = version
@@ -79,7 +83,13 @@ class NativeEngine:
         mask_B_T = (columns >= width - lengths_B[:, None]).long()
 
         keys_B = np.array([key for prompt in prompts for key in prompt.keys], dtype=np.uint64)
-        rows_B = np.array([first + i for prompt, first in zip(prompts, first_rows, strict=True) for i in range(len(prompt.keys))])
+        rows_B = np.array(
+            [
+                first + i
+                for prompt, first in zip(prompts, first_rows, strict=True)
+                for i in range(len(prompt.keys))
+            ]
+        )
         count, limit = len(keys_B), sampling.max_new_tokens
         tokens_R_L = np.zeros((count, limit), dtype=np.int64)
         logprobs_R_L = np.zeros((count, limit), dtype=np.float32)
@@ -120,7 +130,9 @@ class NativeEngine:
 
         lengths = [len(tokens) for tokens in prompts]
         width = max(lengths)
-        tokens_P_T = torch.tensor([[self.pad_id] * (width - len(tokens)) + tokens for tokens in prompts], device=device)
+        tokens_P_T = torch.tensor(
+            [[self.pad_id] * (width - len(tokens)) + tokens for tokens in prompts], device=device
+        )
         lengths_P = torch.tensor(lengths, device=device)
         mask_P_T = (torch.arange(width, device=device) >= width - lengths_P[:, None]).long()
         cache = DynamicCache()

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.environments.verifiers import verify_batch
 from pipelines.errors import UserError
 from pipelines.generation.engine import Engine, Prompt, sample_key
 from pipelines.generation.settings import Sampling
 from pipelines.records import ROLLOUT, content_id
+from pipelines.training.batch import epoch_order
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,12 @@ def encode_problems(tokenizer, problems: pa.Table) -> EncodedProblems:
     return EncodedProblems(rows, encode_prompts(tokenizer, [row["prompt"] for row in rows]))
 
 
+def choose(problems: pa.Table, split: str, count: int, seed: int) -> pa.Table:
+    """At most `count` problems of a split, in their order; which ones depends on (seed, how many there are) only."""
+    found = problems.filter(pc.equal(problems["split"], split))
+    return found.take(pa.array(np.sort(epoch_order(seed, 0, found.num_rows)[:count])))
+
+
 def sample_rollouts(
     engine: Engine,
     tokenizer,
@@ -62,7 +70,9 @@ def sample_rollouts(
     Raises UserError when there is no problem to sample.
     """
     if not len(problems):
-        raise UserError(f"{stage}: there is no problem to sample answers for; loosen filter.keep or make more problems")
+        raise UserError(
+            f"{stage}: there is no problem to sample answers for; loosen filter.keep or make more problems"
+        )
     prompts = [
         Prompt(tokens, tuple(sample_key(seed, stage, step, row["id"], sample) for sample in range(samples)))
         for row, tokens in zip(problems.rows, problems.tokens, strict=True)

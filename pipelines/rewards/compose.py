@@ -14,11 +14,15 @@ def compose(parts: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np
     """
     lengths = {name: len(values) for name, values in parts.items()}
     if len(set(lengths.values())) > 1:
-        raise ValueError(f"the reward parts have different lengths: {lengths}; each needs one value per rollout")
+        raise ValueError(
+            f"the reward parts have different lengths: {lengths}; each needs one value per rollout"
+        )
     total = np.zeros(next(iter(lengths.values())))
     for name, values in parts.items():
         if not np.isfinite(values).all():
-            raise ValueError(f"reward part {name!r} has {int((~np.isfinite(values)).sum())} values that are NaN or infinite")
+            raise ValueError(
+                f"reward part {name!r} has {int((~np.isfinite(values)).sum())} values that are NaN or infinite"
+            )
         if name not in weights:
             raise ValueError(f"reward part {name!r} has no weight; there are weights for {sorted(weights)}")
         total += weights[name] * values

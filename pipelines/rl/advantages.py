@@ -15,9 +15,13 @@ def group_advantages(rewards_P_G: np.ndarray, scale: str) -> np.ndarray:
     Raises ValueError for a group of one (its advantage would always be 0) and for rewards that are not finite.
     """
     if rewards_P_G.ndim != 2 or rewards_P_G.shape[1] < 2:
-        raise ValueError(f"a group baseline needs at least two rollouts per problem, got rewards of shape {rewards_P_G.shape}")
+        raise ValueError(
+            f"a group baseline needs at least two rollouts per problem, got rewards of shape {rewards_P_G.shape}"
+        )
     if not np.isfinite(rewards_P_G).all():
-        raise ValueError(f"{int((~np.isfinite(rewards_P_G)).sum())} rewards are NaN or infinite; a reward must be a finite number")
+        raise ValueError(
+            f"{int((~np.isfinite(rewards_P_G)).sum())} rewards are NaN or infinite; a reward must be a finite number"
+        )
     centred_P_G = rewards_P_G - rewards_P_G.mean(axis=1, keepdims=True)
     if scale == "group_std":
         return centred_P_G / (rewards_P_G.std(axis=1, ddof=1, keepdims=True) + _STD_FLOOR)

@@ -7,7 +7,8 @@ Legend: P problems of a step, G rollouts per problem, R = P x G rollouts, T toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,9 @@ def run_round(
 
         blocks = np.array_split(np.flatnonzero(informative_P), updates_per_step)
         blocks = [block for block in blocks if len(block)]
-        update_of_P = {int(p): trainer.updates + 1 + number for number, block in enumerate(blocks) for p in block}
+        update_of_P = {
+            int(p): trainer.updates + 1 + number for number, block in enumerate(blocks) for p in block
+        }
         for index, row in enumerate(rows_R):
             problem = index // group_size
             row["reward"] = float(rewards_P_G.flat[index])
@@ -96,10 +99,14 @@ def run_round(
 
         streak = 0 if blocks else streak + 1
         if streak and streak % _DEAD_STREAK == 0:
-            warn(f"{stage}: no group of the last {streak} steps held both right and wrong answers, so nothing was learned")
+            warn(
+                f"{stage}: no group of the last {streak} steps held both right and wrong answers, so nothing was learned"
+            )
         updates = []
         for block in blocks:
-            rows = [rows_R[problem * group_size + member] for problem in block for member in range(group_size)]
+            rows = [
+                rows_R[problem * group_size + member] for problem in block for member in range(group_size)
+            ]
             sequences = [_sequence(row) for row in rows]
             if reference is not None:
                 sequences = with_reference_logp(sequences, reference, optimiser.micro_tokens, pad_id)
@@ -114,7 +121,9 @@ def run_round(
         return updates, metrics
 
     store = CheckpointStore(scratch / "checkpoints")
-    log.truncate(store.newest_step())  # before resuming: later shards belong to a checkpoint that was never finished
+    log.truncate(
+        store.newest_step()
+    )  # before resuming: later shards belong to a checkpoint that was never finished
     history = optimise(trainer, steps, units_at, store, checkpoint_every, report, on_checkpoint=log.flush)
     return history, log.table()
 

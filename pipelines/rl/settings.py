@@ -13,8 +13,12 @@ class PolicyLoss(Strict):
     """The clipped policy-gradient loss and its optional KL term."""
 
     clip_low: float = Field(ge=0, lt=1, description="the probability ratio is clipped below at 1 - clip_low")
-    clip_high: float = Field(ge=0, description="and above at 1 + clip_high (larger than clip_low: DAPO's clip-higher)")
-    kl: float = Field(ge=0, description="weight of the KL to the round's starting policy (k3 estimator); 0 leaves it out")
+    clip_high: float = Field(
+        ge=0, description="and above at 1 + clip_high (larger than clip_low: DAPO's clip-higher)"
+    )
+    kl: float = Field(
+        ge=0, description="weight of the KL to the round's starting policy (k3 estimator); 0 leaves it out"
+    )
 
 
 class Advantage(Strict):
@@ -29,4 +33,6 @@ class RewardWeights(Strict):
     """The parts of the reward; their weighted sum is what the group baseline sees."""
 
     verifier: float = Field(ge=0, description="weight of the verifier's score (0 or 1)")
-    reward_model: float = Field(ge=0, description="weight of the reward model's sigmoid score; 0 does not load the model")
+    reward_model: float = Field(
+        ge=0, description="weight of the reward model's sigmoid score; 0 does not load the model"
+    )

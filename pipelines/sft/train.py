@@ -60,9 +60,13 @@ def fine_tune(
     report: Report,
 ) -> list[dict[str, float]]:
     """Train `model` in place on `batch_size` sequences a step; returns the metrics per step."""
-    trainer = Trainer(model, [TokenComponent("cross_entropy", 1.0, "supervised", cross_entropy)], optimiser, steps, pad_id)
+    trainer = Trainer(
+        model, [TokenComponent("cross_entropy", 1.0, "supervised", cross_entropy)], optimiser, steps, pad_id
+    )
 
     def units_at(step: int):
         return [[(sequences[index],) for index in indices_at(step, batch_size, seed, len(sequences))]], {}
 
-    return optimise(trainer, steps, units_at, CheckpointStore(scratch / "checkpoints"), checkpoint_every, report)
+    return optimise(
+        trainer, steps, units_at, CheckpointStore(scratch / "checkpoints"), checkpoint_every, report
+    )

@@ -6,7 +6,8 @@ language modelling, chosen and rejected for a preference).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence as Seq
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,7 +36,9 @@ class MicroBatch:
     units: tuple[int, ...]  # which units these are, as indices into the step's list
 
 
-def micro_batches(units: Seq[Unit], micro_tokens: int, pad_id: int, device: torch.device) -> Iterator[MicroBatch]:
+def micro_batches(
+    units: Seq[Unit], micro_tokens: int, pad_id: int, device: torch.device
+) -> Iterator[MicroBatch]:
     """Units by length (stable), cut so that sequences x longest stays within `micro_tokens` (one unit at the least)."""
     order = sorted(range(len(units)), key=lambda index: _length(units[index]))
     cut: list[int] = []

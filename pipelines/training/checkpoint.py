@@ -36,7 +36,10 @@ class CheckpointStore:
             shutil.rmtree(writing)
         writing.mkdir()
         names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
-        save_file({name: tensor.contiguous() for name, tensor in _parameters(trainer.model).items()}, writing / "model.safetensors")
+        save_file(
+            {name: tensor.contiguous() for name, tensor in _parameters(trainer.model).items()},
+            writing / "model.safetensors",
+        )
         moments = {
             f"{moment}/{names[id(parameter)]}": state[moment].contiguous()
             for parameter, state in trainer.optimiser.state.items()
@@ -53,7 +56,9 @@ class CheckpointStore:
         os.rename(writing, final)
         _fsync(self.directory)
         if not readable(final):
-            raise OSError(f"checkpoint {final.name} reads back differently from what was written: the disk may be failing")
+            raise OSError(
+                f"checkpoint {final.name} reads back differently from what was written: the disk may be failing"
+            )
         for old in self._all()[: -self.keep]:
             shutil.rmtree(old)
         return final

@@ -41,7 +41,10 @@ class Trainer:
         matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
         vectors = [parameter for parameter in parameters if parameter.ndim < 2]
         self.optimiser = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+            [
+                {"params": matrices, "weight_decay": settings.weight_decay},
+                {"params": vectors, "weight_decay": 0.0},
+            ],
             lr=settings.lr,
             betas=(0.9, 0.95),
             foreach=True,
@@ -75,7 +78,9 @@ class Trainer:
                 total.backward()
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip_norm))
         if not math.isfinite(norm) or not all(math.isfinite(value) for value in sums.values()):
-            raise FloatingPointError(f"update {self.updates + 1}: gradient norm {norm}, losses {dict(sums)}; nothing was changed")
+            raise FloatingPointError(
+                f"update {self.updates + 1}: gradient norm {norm}, losses {dict(sums)}; nothing was changed"
+            )
         lr = learning_rate(self.settings, self.updates, self.total_updates)
         for group in self.optimiser.param_groups:
             group["lr"] = lr

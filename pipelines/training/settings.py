@@ -13,11 +13,17 @@ class Optimiser(Strict):
     """AdamW with a warm-up and a schedule."""
 
     lr: float = Field(gt=0, le=1, description="peak learning rate")
-    schedule: Literal["constant", "linear", "cosine"] = Field(description="shape after the warm-up; linear and cosine end at 0")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        description="shape after the warm-up; linear and cosine end at 0"
+    )
     warmup_steps: int = Field(ge=0, description="optimiser steps over which the learning rate rises from 0")
     weight_decay: float = Field(ge=0, le=1, description="decoupled weight decay, on matrices only")
-    clip_norm: float = Field(gt=0, description="largest norm of the whole gradient; larger ones are scaled down")
-    micro_tokens: int = Field(ge=16, description="padded tokens of one forward pass; changes speed and memory, not the result")
+    clip_norm: float = Field(
+        gt=0, description="largest norm of the whole gradient; larger ones are scaled down"
+    )
+    micro_tokens: int = Field(
+        ge=16, description="padded tokens of one forward pass; changes speed and memory, not the result"
+    )
 
 
 class Checkpointing(Strict):

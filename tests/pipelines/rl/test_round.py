@@ -20,7 +20,9 @@ SETTINGS = {
     "loss": PolicyLoss(clip_low=0.2, clip_high=0.28, kl=0.0),
     "advantage": Advantage(scale="none"),
     "weights": RewardWeights(verifier=1.0, reward_model=0.0),
-    "optimiser": Optimiser(lr=0.01, schedule="constant", warmup_steps=0, weight_decay=0.0, clip_norm=1.0, micro_tokens=256),
+    "optimiser": Optimiser(
+        lr=0.01, schedule="constant", warmup_steps=0, weight_decay=0.0, clip_norm=1.0, micro_tokens=256
+    ),
     "reward_model": None,
     "reference": None,
     "seed": 0,
@@ -43,7 +45,14 @@ def problems() -> EncodedProblems:
     rows, tokens = [], []
     for index in range(8):
         rows.append(
-            {"id": f"p{index}", "family": "copy", "level": 1, "answer": "a", "verifier": "first", "verifier_args": "{}"}
+            {
+                "id": f"p{index}",
+                "family": "copy",
+                "level": 1,
+                "answer": "a",
+                "verifier": "first",
+                "verifier_args": "{}",
+            }
         )
         tokens.append([2 + index, 3])
     return EncodedProblems(rows, tokens)
@@ -143,18 +152,23 @@ def test_every_switch_changes_the_result(tiny_model, tmp_path):
         "stage": {"stage": "rl@2"},
         "group_size": {"group_size": 8},
     }
-    assert [name for name, changes in switches.items() if not changed(tiny_model, tmp_path, name, **changes)] == []
+    assert [
+        name for name, changes in switches.items() if not changed(tiny_model, tmp_path, name, **changes)
+    ] == []
 
 
 def test_a_streak_without_contrast_is_said(tiny_model, tmp_path, monkeypatch):
     from pipelines.environments.verifiers import Verdict
 
     monkeypatch.setattr(
-        "pipelines.generation.rollouts.verify_batch", lambda texts, *columns: [Verdict(False, 0.0, "wrong")] * len(texts)
+        "pipelines.generation.rollouts.verify_batch",
+        lambda texts, *columns: [Verdict(False, 0.0, "wrong")] * len(texts),
     )
     said: list[str] = []
     model = tiny_model()
     before = weights(model)
     play(model, tmp_path, steps=10, warn=said.append)
-    assert said == ["rl@1: no group of the last 10 steps held both right and wrong answers, so nothing was learned"]
+    assert said == [
+        "rl@1: no group of the last 10 steps held both right and wrong answers, so nothing was learned"
+    ]
     assert weights(model) == before

@@ -32,7 +32,9 @@ def units(count: int = 8, seed: int = 0):
 
 
 def gradients(model, batch, micro_tokens):
-    trainer = Trainer(model, [CROSS_ENTROPY], SETTINGS.model_copy(update={"micro_tokens": micro_tokens}), 1, 0)
+    trainer = Trainer(
+        model, [CROSS_ENTROPY], SETTINGS.model_copy(update={"micro_tokens": micro_tokens}), 1, 0
+    )
     trainer.update(batch)
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
@@ -102,7 +104,9 @@ def test_the_gradient_is_clipped_to_the_norm(tiny_model):
 def test_weight_decay_leaves_vectors_alone(tiny_model):
     model = tiny_model()
     trainer = Trainer(model, [CROSS_ENTROPY], SETTINGS, 1, 0)
-    decays = {id(p): group["weight_decay"] for group in trainer.optimiser.param_groups for p in group["params"]}
+    decays = {
+        id(p): group["weight_decay"] for group in trainer.optimiser.param_groups for p in group["params"]
+    }
     assert all((decays[id(p)] > 0) == (p.ndim >= 2) for p in model.parameters())
 
 
@@ -113,7 +117,14 @@ def test_schedules():
 
     assert rates("constant") == [0.005, 0.01, 0.01, 0.01, 0.01, 0.01]
     assert rates("linear") == [0.005, 0.01, 0.01, 0.0075, 0.005, 0.0025]
-    assert rates("cosine") == [0.005, 0.01, 0.01, round(0.005 * (1 + 0.5**0.5), 6), 0.005, round(0.005 * (1 - 0.5**0.5), 6)]
+    assert rates("cosine") == [
+        0.005,
+        0.01,
+        0.01,
+        round(0.005 * (1 + 0.5**0.5), 6),
+        0.005,
+        round(0.005 * (1 - 0.5**0.5), 6),
+    ]
 
 
 def test_order_sees_every_item_once_an_epoch_and_depends_on_seed_and_epoch_only():
@@ -147,7 +158,9 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(tiny_model, tmp_path, stop_afte
     history = run(whole, tmp_path / "whole", 9)
     with pytest.raises(KeyboardInterrupt):
         run(tiny_model(), tmp_path / "stopped", 9, stop_after)
-    resumed = tiny_model(99)  # other weights: all must come from the checkpoint, or, before the first one, from the caller
+    resumed = tiny_model(
+        99
+    )  # other weights: all must come from the checkpoint, or, before the first one, from the caller
     if stop_after <= 3:
         resumed = tiny_model()
     assert run(resumed, tmp_path / "stopped", 9) == history
@@ -172,7 +185,9 @@ def test_a_damaged_checkpoint_is_passed_over(tiny_model, tmp_path):
 
 def test_old_checkpoints_go_and_a_step_without_updates_is_recorded(tiny_model, tmp_path):
     trainer = Trainer(tiny_model(), [CROSS_ENTROPY], SETTINGS, 6, 0)
-    history = optimise(trainer, 6, lambda step: ([], {"reward": 1.0}), CheckpointStore(tmp_path), 1, report_nothing)
+    history = optimise(
+        trainer, 6, lambda step: ([], {"reward": 1.0}), CheckpointStore(tmp_path), 1, report_nothing
+    )
     assert history == [{"reward": 1.0}] * 6
     assert trainer.updates == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000005", "step-00000006"]

@@ -1,0 +1,39 @@
+"""Verified samples of a checkpoint inside a stage: drawn once, and read back by a stage that was killed after drawing them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.execution import Execution
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def verified_samples(stage: Execution, checkpoint: Path, problems: pa.Table) -> list[dict[str, Any]]:
+    """`params.samples` rollouts per problem under `params.sampling`, problem-major, as rows of records.ROLLOUT."""
+    from pipelines.base.architectures import load_tokenizer
+    from pipelines.generation.native import NativeEngine
+    from pipelines.generation.rollouts import encode_problems, rollout_table, sample_in_parts
+    from pipelines.records import ROLLOUT, read, write
+
+    drawn = stage.scratch / "samples.parquet"
+    if drawn.exists():
+        return read(drawn, ROLLOUT).to_pylist()
+    tokenizer = load_tokenizer(checkpoint)
+    rollouts = sample_in_parts(
+        NativeEngine.open(checkpoint),
+        tokenizer,
+        encode_problems(tokenizer, problems),
+        stage.params.samples,
+        stage.params.sampling,
+        seed=stage.seed,
+        stage=stage.name,
+        progress=stage.progress,
+    )
+    table = rollout_table(rollouts)
+    writing = drawn.with_suffix(".writing")
+    write(writing, table, ROLLOUT)
+    writing.rename(drawn)
+    return table.to_pylist()
