@@ -81,9 +81,7 @@ ROLLOUT = pa.schema(
         pa.field("prompt_tokens", pa.int32(), nullable=False),  # how many of `tokens` are the first prompt
         pa.field("tokens", pa.list_(pa.int32()), nullable=False),  # the whole sequence, prompt included
         pa.field("action_mask", pa.list_(pa.bool_()), nullable=False),  # which tokens the policy wrote
-        pa.field(
-            "logprobs", pa.list_(pa.float32()), nullable=False
-        ),  # behaviour log-probs, 0 where not an action
+        pa.field("logprobs", pa.list_(pa.float32()), nullable=False),  # behaviour log-probs, 0 where not an action
         pa.field("turn_starts", pa.list_(pa.int32()), nullable=False),
         pa.field("state_keys", pa.list_(pa.string()), nullable=False),  # environment state per turn
         pa.field("text", pa.string(), nullable=False),  # what the policy wrote, decoded

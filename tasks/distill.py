@@ -1,4 +1,4 @@
-"""Stage `distill`: a smaller student of the RL model. Teacher + data/synthesize -> data/distill (checkpoint, samples)."""
+"""Stage `distill`: a smaller student of the RL model. Teacher + data/synthesize -> data/distill (checkpoint)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,10 @@ class Params(Strict):
     sampling: Sampling
     steps: int = Field(ge=1, description="optimiser steps")
     batch_size: int = Field(ge=1, description="samples per step")
-    cross_entropy: float = Field(
-        ge=0, description="weight of the cross-entropy on the teacher's verified samples"
-    )
+    cross_entropy: float = Field(ge=0, description="weight of the cross-entropy on the teacher's verified samples")
     kl: float = Field(ge=0, description="weight of the per-token KL to the teacher")
     optimiser: Optimiser
-    checkpoint_every: int = Field(
-        ge=1, description="steps between two checkpoints of a run that may be killed"
-    )
+    checkpoint_every: int = Field(ge=1, description="steps between two checkpoints of a run that may be killed")
 
 
 def compute(stage: Execution) -> None:
@@ -69,9 +65,7 @@ def compute(stage: Execution) -> None:
     history_table(history, stage.output / "history.parquet")
     stage.log_rows("samples", len(rollouts))
     stage.log_rows("verified", len(sequences))
-    stage.write_metrics(
-        {"verified_share": len(sequences) / len(rollouts), "loss": history[-1]["loss/cross_entropy"]}
-    )
+    stage.write_metrics({"verified_share": len(sequences) / len(rollouts), "loss": history[-1]["loss/cross_entropy"]})
 
 
 if __name__ == "__main__":

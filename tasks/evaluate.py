@@ -1,4 +1,4 @@
-"""Stage `evaluate`: every checkpoint on the same held-out problems -> data/evaluate (metrics.json, samples, plots, report)."""
+"""Stage `evaluate`: all checkpoints on the same held-out problems -> data/evaluate (metrics, samples, plots, report)."""
 
 from __future__ import annotations
 
@@ -85,9 +85,7 @@ def compute(stage: Execution) -> None:
     write(output / "samples.parquet", pa.concat_tables(samples.values()), ROLLOUT)
     stage.log_rows("problems", problems.num_rows)
     stage.log_rows("samples", sum(table.num_rows for table in samples.values()))
-    stage.log_result(
-        {f"accuracy/{name}": found["accuracy"]["mean"] for name, found in metrics["checkpoints"].items()}
-    )
+    stage.log_result({f"accuracy/{name}": found["accuracy"]["mean"] for name, found in metrics["checkpoints"].items()})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Stage `filter`: which problems teach the SFT model. data/sft + data/synthesize -> data/filter (problems, decisions, samples)."""
+"""Stage `filter`: which problems teach the SFT model. data/sft + data/synthesize -> data/filter (kept problems)."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def compute(stage: Execution) -> None:
     kept = problems.filter(decisions["kept"])
     if not kept.num_rows:
         raise UserError(
-            f"filter: none of {tried.num_rows} problems has a pass rate from {params.keep.low:g} to {params.keep.high:g} "
-            "under data/sft; widen filter.keep in params.yaml, or train sft longer"
+            f"filter: none of {tried.num_rows} problems has a pass rate from {params.keep.low:g} "
+            f"to {params.keep.high:g} under data/sft; widen filter.keep in params.yaml, or train sft longer"
         )
     write(stage.output / "problems.parquet", kept, PROBLEM)
     write(stage.output / "decisions.parquet", decisions, DECISION)

@@ -18,18 +18,12 @@ class Params(Strict):
     problems: int = Field(ge=2, description="training problems to sample answers for, at the most")
     samples: int = Field(ge=2, description="answers per problem")
     sampling: Sampling
-    pairs_per_problem: int = Field(
-        ge=1, description="pairs of a right and a wrong answer per problem, at the most"
-    )
-    heldout_share: float = Field(
-        gt=0, lt=1, description="share of the problems whose pairs only measure accuracy"
-    )
+    pairs_per_problem: int = Field(ge=1, description="pairs of a right and a wrong answer per problem, at the most")
+    heldout_share: float = Field(gt=0, lt=1, description="share of the problems whose pairs only measure accuracy")
     steps: int = Field(ge=1, description="optimiser steps")
     batch_size: int = Field(ge=1, description="pairs per step")
     optimiser: Optimiser
-    checkpoint_every: int = Field(
-        ge=1, description="steps between two checkpoints of a run that may be killed"
-    )
+    checkpoint_every: int = Field(ge=1, description="steps between two checkpoints of a run that may be killed")
 
 
 def compute(stage: Execution) -> None:
@@ -50,11 +44,7 @@ def compute(stage: Execution) -> None:
     tokens = {row["id"]: row["tokens"] for row in rollouts}
     units = {
         split: pair_units(
-            [
-                (tokens[p["chosen_id"]], tokens[p["rejected_id"]])
-                for p in pairs.to_pylist()
-                if p["split"] == split
-            ]
+            [(tokens[p["chosen_id"]], tokens[p["rejected_id"]]) for p in pairs.to_pylist() if p["split"] == split]
         )
         for split in ("train", "heldout")
     }

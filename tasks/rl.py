@@ -1,4 +1,4 @@
-"""Stage `rl@N`: one RL round. Its starting checkpoint + data/filter + data/reward -> data/rl/N (checkpoint, every rollout)."""
+"""Stage `rl@N`: one RL round. Starting checkpoint + data/filter + data/reward -> data/rl/N (checkpoint, rollouts)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ class Params(Strict):
     advantage: Advantage
     reward: RewardWeights
     optimiser: Optimiser
-    checkpoint_every: int = Field(
-        ge=1, description="batches between two checkpoints of a run that may be killed"
-    )
+    checkpoint_every: int = Field(ge=1, description="batches between two checkpoints of a run that may be killed")
 
 
 def compute(stage: Execution) -> None:
@@ -70,9 +68,7 @@ def compute(stage: Execution) -> None:
     stage.log_rows("problems", problems.num_rows)
     stage.log_rows("rollouts", rollouts.num_rows)
     last = history[-max(1, len(history) // 10) :]
-    stage.write_metrics(
-        {name: sum(row[name] for row in last) / len(last) for name in ("reward", "accuracy", "length")}
-    )
+    stage.write_metrics({name: sum(row[name] for row in last) / len(last) for name in ("reward", "accuracy", "length")})
 
 
 if __name__ == "__main__":

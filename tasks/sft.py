@@ -15,13 +15,9 @@ class Params(Strict):
 
     steps: int = Field(ge=1, description="optimiser steps")
     batch_size: int = Field(ge=1, description="demonstrations per step")
-    max_tokens: int = Field(
-        ge=2, description="longest prompt plus completion; a longer demonstration is an error"
-    )
+    max_tokens: int = Field(ge=2, description="longest prompt plus completion; a longer demonstration is an error")
     optimiser: Optimiser
-    checkpoint_every: int = Field(
-        ge=1, description="steps between two checkpoints of a run that may be killed"
-    )
+    checkpoint_every: int = Field(ge=1, description="steps between two checkpoints of a run that may be killed")
 
 
 def compute(stage: Execution) -> None:

@@ -73,6 +73,4 @@ def distill(
     def units_at(step: int):
         return [[(sequences[index],) for index in indices_at(step, batch_size, seed, len(sequences))]], {}
 
-    return optimise(
-        trainer, steps, units_at, CheckpointStore(scratch / "checkpoints"), checkpoint_every, report
-    )
+    return optimise(trainer, steps, units_at, CheckpointStore(scratch / "checkpoints"), checkpoint_every, report)

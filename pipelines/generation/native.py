@@ -1,4 +1,4 @@
-"""The native engine: PyTorch, key/value cache, prefill shared by the samples of one prompt, finished rows leave the batch.
+"""The native engine: PyTorch, a key/value cache, prefill shared by the samples of a prompt; finished rows leave the batch.
 
 Works with any causal language model of `transformers` that takes a `DynamicCache`.
 """
@@ -41,7 +41,7 @@ class NativeEngine:
         own = self.model.state_dict()
         if own.keys() != weights.keys():
             raise ValueError(
-                f"these weights do not fit the engine's model: differing names {sorted(own.keys() ^ weights.keys())[:5]}"
+                f"these weights do not fit the model: differing names {sorted(own.keys() ^ weights.keys())[:5]}"
             )
         for name, tensor in weights.items():
             if own[name].shape != tensor.shape:
@@ -84,11 +84,7 @@ class NativeEngine:
 
         keys_B = np.array([key for prompt in prompts for key in prompt.keys], dtype=np.uint64)
         rows_B = np.array(
-            [
-                first + i
-                for prompt, first in zip(prompts, first_rows, strict=True)
-                for i in range(len(prompt.keys))
-            ]
+            [first + i for prompt, first in zip(prompts, first_rows, strict=True) for i in range(len(prompt.keys))]
         )
         count, limit = len(keys_B), sampling.max_new_tokens
         tokens_R_L = np.zeros((count, limit), dtype=np.int64)
@@ -130,9 +126,7 @@ class NativeEngine:
 
         lengths = [len(tokens) for tokens in prompts]
         width = max(lengths)
-        tokens_P_T = torch.tensor(
-            [[self.pad_id] * (width - len(tokens)) + tokens for tokens in prompts], device=device
-        )
+        tokens_P_T = torch.tensor([[self.pad_id] * (width - len(tokens)) + tokens for tokens in prompts], device=device)
         lengths_P = torch.tensor(lengths, device=device)
         mask_P_T = (torch.arange(width, device=device) >= width - lengths_P[:, None]).long()
         cache = DynamicCache()

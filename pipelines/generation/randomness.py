@@ -1,6 +1,6 @@
 """Counter-based random numbers: the number of (key, position) is the same in any batch and any order.
 
-SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators", figure 16) as a hash of a counter.
+SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators", figure 16) of a counter.
 """
 
 from __future__ import annotations

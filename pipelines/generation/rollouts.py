@@ -1,4 +1,4 @@
-"""Rollouts of problems: sample with an engine, verify, and lay out as records. Every stage that samples comes through here."""
+"""Rollouts of problems: sample with an engine, verify, lay out as records. Every stage that samples comes through here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EncodedProblems:
 
 
 def encode_prompts(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each prompt as the user turn of a chat, ready for the model's answer; without a template, as plain text."""
+    """Token ids of each prompt as the user turn of a chat, ready for the answer; without a template, as plain text."""
     if tokenizer.chat_template is None:
         return [list(ids) for ids in tokenizer(list(prompts))["input_ids"]]
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
@@ -70,9 +70,7 @@ def sample_rollouts(
     Raises UserError when there is no problem to sample.
     """
     if not len(problems):
-        raise UserError(
-            f"{stage}: there is no problem to sample answers for; loosen filter.keep or make more problems"
-        )
+        raise UserError(f"{stage}: there is no problem to sample answers for; loosen filter.keep or make more problems")
     prompts = [
         Prompt(tokens, tuple(sample_key(seed, stage, step, row["id"], sample) for sample in range(samples)))
         for row, tokens in zip(problems.rows, problems.tokens, strict=True)
@@ -137,7 +135,7 @@ def sample_in_parts(
     progress: Callable[[int, int, str], None],
     part: int = 64,
 ) -> list[dict[str, Any]]:
-    """`sample_rollouts` over all `problems`, `part` problems at a time, with `progress(done, total, "problems")` in between."""
+    """`sample_rollouts` over all `problems`, `part` at a time, with `progress(done, total, "problems")` in between."""
     rows: list[dict[str, Any]] = []
     for start in range(0, max(1, len(problems)), part):
         chosen = problems.take(range(start, min(start + part, len(problems))))

@@ -40,9 +40,7 @@ def train_reward_model(
     def units_at(step: int):
         return [[units[index] for index in indices_at(step, batch_size, seed, len(units))]], {}
 
-    return optimise(
-        trainer, steps, units_at, CheckpointStore(scratch / "checkpoints"), checkpoint_every, report
-    )
+    return optimise(trainer, steps, units_at, CheckpointStore(scratch / "checkpoints"), checkpoint_every, report)
 
 
 def pair_accuracy(model: torch.nn.Module, units: Seq[Unit], pad_id: int) -> float:

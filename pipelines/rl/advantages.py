@@ -32,7 +32,7 @@ def informative_groups(correct_P_G: np.ndarray) -> np.ndarray:
     """informative_P: groups with both right and wrong rollouts.
 
     Judged on the binary outcome, not on the shaped reward: a shaped reward varies inside groups that are all right or
-    all wrong, and would keep a gradient alive that has nothing to teach (DAPO, Yu et al. 2025, section 3.2, dynamic sampling).
+    all wrong, and would keep a gradient alive that has nothing to teach (dynamic sampling: DAPO, Yu et al. 2025, 3.2).
     """
     right_P = correct_P_G.sum(axis=1)
     return (right_P > 0) & (right_P < correct_P_G.shape[1])

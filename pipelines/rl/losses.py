@@ -48,6 +48,6 @@ def clip_share(clip_low: float, clip_high: float) -> TokenLoss:
 
 
 def behaviour_kl(outputs: Outputs, batch: MicroBatch) -> Tensor:
-    """k3 estimate of KL(behaviour || policy) per token; on the first update of a batch it shows a sampler that differs."""
+    """k3 estimate of KL(behaviour || policy) per token; on the first update of a batch it shows a differing sampler."""
     difference_B_T = outputs.logp_B_T - batch.values["behaviour_logp"]
     return torch.exp(difference_B_T) - difference_B_T - 1.0

@@ -1,7 +1,7 @@
 """One RL round: sample groups, score them against their own mean, update the policy, keep every rollout.
 
-GRPO-style policy optimisation (Shao et al. 2024, DeepSeekMath, section 4.1) with the group mean as baseline, a token-level
-denominator over the whole update and separate clips (DAPO, Yu et al. 2025), and only groups that hold both outcomes.
+GRPO-style policy optimisation (Shao et al. 2024, DeepSeekMath, section 4.1) with the group mean as baseline, a
+token-level denominator over the whole update and separate clips (DAPO, Yu et al. 2025), and only groups that hold both outcomes.
 Legend: P problems of a step, G rollouts per problem, R = P x G rollouts, T tokens.
 """
 
@@ -72,9 +72,7 @@ def run_round(
         nonlocal streak
         chosen = problems.take(indices_at(step, problems_per_step, seed, len(problems)))
         engine.load(policy.state_dict(), version=trainer.updates)
-        rows_R = sample_rollouts(
-            engine, tokenizer, chosen, group_size, sampling, seed=seed, stage=stage, step=step + 1
-        )
+        rows_R = sample_rollouts(engine, tokenizer, chosen, group_size, sampling, seed=seed, stage=stage, step=step + 1)
         parts = {"verifier": np.array([row["reward"] for row in rows_R], dtype=np.float64)}
         if reward_model is not None:
             parts["reward_model"] = _sigmoid(reward_model.scores([row["tokens"] for row in rows_R]))
@@ -85,9 +83,7 @@ def run_round(
 
         blocks = np.array_split(np.flatnonzero(informative_P), updates_per_step)
         blocks = [block for block in blocks if len(block)]
-        update_of_P = {
-            int(p): trainer.updates + 1 + number for number, block in enumerate(blocks) for p in block
-        }
+        update_of_P = {int(p): trainer.updates + 1 + number for number, block in enumerate(blocks) for p in block}
         for index, row in enumerate(rows_R):
             problem = index // group_size
             row["reward"] = float(rewards_P_G.flat[index])
@@ -99,14 +95,10 @@ def run_round(
 
         streak = 0 if blocks else streak + 1
         if streak and streak % _DEAD_STREAK == 0:
-            warn(
-                f"{stage}: no group of the last {streak} steps held both right and wrong answers, so nothing was learned"
-            )
+            warn(f"{stage}: no group of the last {streak} steps held both right and wrong answers: nothing was learned")
         updates = []
         for block in blocks:
-            rows = [
-                rows_R[problem * group_size + member] for problem in block for member in range(group_size)
-            ]
+            rows = [rows_R[problem * group_size + member] for problem in block for member in range(group_size)]
             sequences = [_sequence(row) for row in rows]
             if reference is not None:
                 sequences = with_reference_logp(sequences, reference, optimiser.micro_tokens, pad_id)
@@ -121,9 +113,7 @@ def run_round(
         return updates, metrics
 
     store = CheckpointStore(scratch / "checkpoints")
-    log.truncate(
-        store.newest_step()
-    )  # before resuming: later shards belong to a checkpoint that was never finished
+    log.truncate(store.newest_step())  # before resuming: later shards belong to a checkpoint that was never finished
     history = optimise(trainer, steps, units_at, store, checkpoint_every, report, on_checkpoint=log.flush)
     return history, log.table()
 

@@ -13,9 +13,7 @@ class PolicyLoss(Strict):
     """The clipped policy-gradient loss and its optional KL term."""
 
     clip_low: float = Field(ge=0, lt=1, description="the probability ratio is clipped below at 1 - clip_low")
-    clip_high: float = Field(
-        ge=0, description="and above at 1 + clip_high (larger than clip_low: DAPO's clip-higher)"
-    )
+    clip_high: float = Field(ge=0, description="and above at 1 + clip_high (larger than clip_low: DAPO's clip-higher)")
     kl: float = Field(
         ge=0, description="weight of the KL to the round's starting policy (k3 estimator); 0 leaves it out"
     )
@@ -25,7 +23,7 @@ class Advantage(Strict):
     """How the rewards of a group become advantages."""
 
     scale: Literal["none", "group_std"] = Field(
-        description="none: reward minus group mean (Dr. GRPO); group_std: divided by the group's standard deviation (GRPO)"
+        description="none: reward minus group mean (Dr. GRPO); group_std: over the group's standard deviation (GRPO)"
     )
 
 

@@ -67,6 +67,4 @@ def fine_tune(
     def units_at(step: int):
         return [[(sequences[index],) for index in indices_at(step, batch_size, seed, len(sequences))]], {}
 
-    return optimise(
-        trainer, steps, units_at, CheckpointStore(scratch / "checkpoints"), checkpoint_every, report
-    )
+    return optimise(trainer, steps, units_at, CheckpointStore(scratch / "checkpoints"), checkpoint_every, report)

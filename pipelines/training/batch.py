@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sequence:
-    """Token ids (T,) and, per loss component, float arrays (T,) aligned with them: entry t concerns predicting token t."""
+    """Token ids (T,) and what the loss components need, float arrays (T,): entry t concerns predicting token t."""
 
     tokens: np.ndarray
     values: dict[str, np.ndarray] = field(default_factory=dict)
@@ -36,9 +36,7 @@ class MicroBatch:
     units: tuple[int, ...]  # which units these are, as indices into the step's list
 
 
-def micro_batches(
-    units: Seq[Unit], micro_tokens: int, pad_id: int, device: torch.device
-) -> Iterator[MicroBatch]:
+def micro_batches(units: Seq[Unit], micro_tokens: int, pad_id: int, device: torch.device) -> Iterator[MicroBatch]:
     """Units by length (stable), cut so that sequences x longest stays within `micro_tokens` (one unit at the least)."""
     order = sorted(range(len(units)), key=lambda index: _length(units[index]))
     cut: list[int] = []

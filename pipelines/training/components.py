@@ -19,12 +19,10 @@ from pipelines.training.batch import MicroBatch, Unit
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a forward pass gives the components: log-probs of the actual tokens, or one score per sequence."""
+    """What a forward pass gives the components: log-probs of the tokens, or one score per sequence."""
 
     logp_B_T: Tensor | None = None  # log p(token t | tokens < t); 0 at t = 0
-    logprobs_B_T_V: Tensor | None = (
-        None  # whole distributions, aligned with logp_B_T: entry t predicts token t
-    )
+    logprobs_B_T_V: Tensor | None = None  # whole distributions; entry t predicts token t
     scores_B: Tensor | None = None
 
 
@@ -58,18 +56,14 @@ class TokenComponent:
     measures: dict[str, TokenLoss] = field(default_factory=dict)
 
     def denominator(self, units: Sequence[Unit]) -> float:
-        return float(
-            sum(sequence.values[self.weights].sum(dtype="float64") for unit in units for sequence in unit)
-        )
+        return float(sum(sequence.values[self.weights].sum(dtype="float64") for unit in units for sequence in unit))
 
     def loss(self, outputs: Outputs, batch: MicroBatch) -> Tensor:
         return (batch.values[self.weights] * self.token_loss(outputs, batch)).sum()
 
     def measure(self, outputs: Outputs, batch: MicroBatch) -> dict[str, Tensor]:
         weights_B_T = batch.values[self.weights]
-        return {
-            name: (weights_B_T * measure(outputs, batch)).sum() for name, measure in self.measures.items()
-        }
+        return {name: (weights_B_T * measure(outputs, batch)).sum() for name, measure in self.measures.items()}
 
 
 def cross_entropy(outputs: Outputs, batch: MicroBatch) -> Tensor:
@@ -79,7 +73,7 @@ def cross_entropy(outputs: Outputs, batch: MicroBatch) -> Tensor:
 
 @dataclass(frozen=True)
 class BradleyTerry:
-    """-log sigmoid(score of chosen - score of rejected), mean over pairs (Bradley and Terry 1952; Ouyang et al. 2022, eq. 1).
+    """-log sigmoid(score of chosen - score of rejected), mean over pairs (Bradley, Terry 1952; Ouyang et al. 2022, eq. 1).
 
     Units are (chosen, rejected), so scores alternate.
     """
@@ -110,7 +104,5 @@ def token_outputs(model: torch.nn.Module, batch: MicroBatch) -> Outputs:
 def score_outputs(model: torch.nn.Module, batch: MicroBatch) -> Outputs:
     """Forward pass of a sequence classifier with one label: its score of the last real token."""
     hidden_B_T_D = model.model(input_ids=batch.tokens_B_T, use_cache=False).last_hidden_state
-    last_B_D = hidden_B_T_D[
-        torch.arange(len(batch.lengths_B), device=hidden_B_T_D.device), batch.lengths_B - 1
-    ]
+    last_B_D = hidden_B_T_D[torch.arange(len(batch.lengths_B), device=hidden_B_T_D.device), batch.lengths_B - 1]
     return Outputs(scores_B=model.score(last_B_D).float()[:, 0])

@@ -52,7 +52,7 @@ class Trainer:
         self.parameters = parameters
 
     def update(self, units: Sequence[Unit]) -> dict[str, float]:
-        """One optimiser step on all of `units`; returns loss and measures per component, gradient norm and learning rate.
+        """One optimiser step on all of `units`; returns losses, measures, gradient norm and learning rate.
 
         Raises FloatingPointError when the loss or the gradient is not finite: the weights are then still the old ones.
         """
@@ -109,8 +109,8 @@ def optimise(
 ) -> list[dict[str, float]]:
     """Run loop steps until `steps`, from the newest checkpoint if there is one; returns the metrics of every step.
 
-    units_at(step): the units of every update of one loop step (from 0), and what to log beside the losses. One update for
-    supervised stages; for RL as many as a rollout batch is used for, none where it has nothing to teach.
+    units_at(step): the units of every update of one loop step (from 0), and what to log beside the losses. One update
+    for supervised stages; for RL as many as a rollout batch is used for, none where it has nothing to teach.
     on_checkpoint(step): called before step `step`'s checkpoint is written, for what must be on disk by then.
     """
     history: list[dict[str, float]] = checkpoints.resume(trainer)
@@ -132,7 +132,7 @@ def report_nothing(done: int, total: int, metrics: dict[str, float]) -> None:
 
 
 def history_table(history: list[dict[str, float]], path: Path) -> None:
-    """Write the metrics of every step as one Parquet table with a `step` column (from 1); null where a step has none."""
+    """Write the metrics of every step as a Parquet table with a `step` column (from 1); null where a step has none."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

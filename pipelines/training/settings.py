@@ -18,9 +18,7 @@ class Optimiser(Strict):
     )
     warmup_steps: int = Field(ge=0, description="optimiser steps over which the learning rate rises from 0")
     weight_decay: float = Field(ge=0, le=1, description="decoupled weight decay, on matrices only")
-    clip_norm: float = Field(
-        gt=0, description="largest norm of the whole gradient; larger ones are scaled down"
-    )
+    clip_norm: float = Field(gt=0, description="largest norm of the whole gradient; larger ones are scaled down")
     micro_tokens: int = Field(
         ge=16, description="padded tokens of one forward pass; changes speed and memory, not the result"
     )

@@ -16,9 +16,7 @@ def problems(count: int):
         "verifier": "exact",
         "verifier_args": "{}",
     }
-    return table(
-        [base | {"id": f"p{i}", "level": 1 + i % 2, "source": "test"} for i in range(count)], PROBLEM
-    )
+    return table([base | {"id": f"p{i}", "level": 1 + i % 2, "source": "test"} for i in range(count)], PROBLEM)
 
 
 def rollouts(outcomes):

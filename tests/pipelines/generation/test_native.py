@@ -30,16 +30,12 @@ def test_logprobs_are_those_of_a_plain_forward_pass(tiny_model):
     for prompt, tokens, logprobs in zip(expanded, drawn.tokens, drawn.logprobs, strict=True):
         with torch.no_grad():
             logits = model(torch.tensor([prompt + tokens])).logits[0].float() / 0.7
-        expected = torch.log_softmax(logits, -1)[len(prompt) - 1 : -1].gather(
-            -1, torch.tensor(tokens)[:, None]
-        )[:, 0]
+        expected = torch.log_softmax(logits, -1)[len(prompt) - 1 : -1].gather(-1, torch.tensor(tokens)[:, None])[:, 0]
         np.testing.assert_allclose(logprobs, expected.numpy(), atol=1e-5)
 
 
 def test_a_completion_ends_with_the_first_end_token_or_at_the_limit(tiny_model):
-    drawn = NativeEngine(tiny_model(), [1, 2, 3], 0).generate(
-        prompts(12), Sampling(temperature=1.0, max_new_tokens=9)
-    )
+    drawn = NativeEngine(tiny_model(), [1, 2, 3], 0).generate(prompts(12), Sampling(temperature=1.0, max_new_tokens=9))
     assert set(drawn.finish_reasons) == {"stop", "length"}
     for tokens, reason in zip(drawn.tokens, drawn.finish_reasons, strict=True):
         assert not set(tokens[:-1]) & {1, 2, 3}
@@ -71,7 +67,7 @@ def test_weights_that_do_not_fit_are_refused(tiny_model):
     engine = NativeEngine(tiny_model(), [1], 0)
     weights = dict(tiny_model().state_dict())
     name = "model.norm.weight"
-    with pytest.raises(ValueError, match="model.norm.weight has shape"):
+    with pytest.raises(ValueError, match="norm.weight has shape"):
         engine.load(weights | {name: torch.zeros(3)}, 1)
     del weights[name]
     with pytest.raises(ValueError, match="differing names"):
@@ -84,9 +80,7 @@ def test_draw_follows_the_distribution():
     u = uniforms(np.arange(count, dtype=np.uint64), 0)
     tokens, logprobs = draw(probabilities.log().expand(count, 4), u, 1.0)
     shares = np.bincount(tokens.numpy(), minlength=4) / count
-    np.testing.assert_allclose(
-        shares, probabilities.numpy(), atol=4 * (0.25 / count) ** 0.5
-    )  # four standard errors
+    np.testing.assert_allclose(shares, probabilities.numpy(), atol=4 * (0.25 / count) ** 0.5)  # four standard errors
     np.testing.assert_allclose(logprobs.exp().numpy(), probabilities[tokens].numpy(), rtol=1e-5)
 
 

@@ -22,13 +22,9 @@ def inputs(logp, **values):
 
 def test_advantages_by_hand():
     rewards = np.array([[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 0.0]])
-    np.testing.assert_allclose(
-        group_advantages(rewards, "none"), [[0.5, -0.5, -0.5, 0.5], [0.25, 0.25, 0.25, -0.75]]
-    )
+    np.testing.assert_allclose(group_advantages(rewards, "none"), [[0.5, -0.5, -0.5, 0.5], [0.25, 0.25, 0.25, -0.75]])
     std = math.sqrt(4 * 0.25 / 3)
-    np.testing.assert_allclose(
-        group_advantages(rewards, "group_std")[0], np.array([1, -1, -1, 1]) * 0.5 / (std + 1e-4)
-    )
+    np.testing.assert_allclose(group_advantages(rewards, "group_std")[0], np.array([1, -1, -1, 1]) * 0.5 / (std + 1e-4))
 
 
 def test_advantages_of_equal_rewards_are_zero_either_way():

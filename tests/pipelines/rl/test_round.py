@@ -1,4 +1,4 @@
-"""A whole round on a tiny model: what is kept, what is trained on, and that a stopped round goes on to the same bytes."""
+"""A whole round on a tiny model: what is kept and trained on, and that a stopped round goes on to the same bytes."""
 
 from __future__ import annotations
 
@@ -152,9 +152,7 @@ def test_every_switch_changes_the_result(tiny_model, tmp_path):
         "stage": {"stage": "rl@2"},
         "group_size": {"group_size": 8},
     }
-    assert [
-        name for name, changes in switches.items() if not changed(tiny_model, tmp_path, name, **changes)
-    ] == []
+    assert [name for name, changes in switches.items() if not changed(tiny_model, tmp_path, name, **changes)] == []
 
 
 def test_a_streak_without_contrast_is_said(tiny_model, tmp_path, monkeypatch):
@@ -168,7 +166,5 @@ def test_a_streak_without_contrast_is_said(tiny_model, tmp_path, monkeypatch):
     model = tiny_model()
     before = weights(model)
     play(model, tmp_path, steps=10, warn=said.append)
-    assert said == [
-        "rl@1: no group of the last 10 steps held both right and wrong answers, so nothing was learned"
-    ]
+    assert said == ["rl@1: no group of the last 10 steps held both right and wrong answers: nothing was learned"]
     assert weights(model) == before

@@ -14,9 +14,7 @@ from pipelines.training.components import BradleyTerry, Outputs, TokenComponent,
 from pipelines.training.loop import Trainer, learning_rate, optimise, report_nothing
 from pipelines.training.settings import Optimiser
 
-SETTINGS = Optimiser(
-    lr=0.01, schedule="constant", warmup_steps=0, weight_decay=0.1, clip_norm=1.0, micro_tokens=4096
-)
+SETTINGS = Optimiser(lr=0.01, schedule="constant", warmup_steps=0, weight_decay=0.1, clip_norm=1.0, micro_tokens=4096)
 CROSS_ENTROPY = TokenComponent("cross_entropy", 1.0, "supervised", cross_entropy)
 
 
@@ -32,9 +30,7 @@ def units(count: int = 8, seed: int = 0):
 
 
 def gradients(model, batch, micro_tokens):
-    trainer = Trainer(
-        model, [CROSS_ENTROPY], SETTINGS.model_copy(update={"micro_tokens": micro_tokens}), 1, 0
-    )
+    trainer = Trainer(model, [CROSS_ENTROPY], SETTINGS.model_copy(update={"micro_tokens": micro_tokens}), 1, 0)
     trainer.update(batch)
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
@@ -104,9 +100,7 @@ def test_the_gradient_is_clipped_to_the_norm(tiny_model):
 def test_weight_decay_leaves_vectors_alone(tiny_model):
     model = tiny_model()
     trainer = Trainer(model, [CROSS_ENTROPY], SETTINGS, 1, 0)
-    decays = {
-        id(p): group["weight_decay"] for group in trainer.optimiser.param_groups for p in group["params"]
-    }
+    decays = {id(p): group["weight_decay"] for group in trainer.optimiser.param_groups for p in group["params"]}
     assert all((decays[id(p)] > 0) == (p.ndim >= 2) for p in model.parameters())
 
 
@@ -185,9 +179,7 @@ def test_a_damaged_checkpoint_is_passed_over(tiny_model, tmp_path):
 
 def test_old_checkpoints_go_and_a_step_without_updates_is_recorded(tiny_model, tmp_path):
     trainer = Trainer(tiny_model(), [CROSS_ENTROPY], SETTINGS, 6, 0)
-    history = optimise(
-        trainer, 6, lambda step: ([], {"reward": 1.0}), CheckpointStore(tmp_path), 1, report_nothing
-    )
+    history = optimise(trainer, 6, lambda step: ([], {"reward": 1.0}), CheckpointStore(tmp_path), 1, report_nothing)
     assert history == [{"reward": 1.0}] * 6
     assert trainer.updates == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000005", "step-00000006"]
