@@ -87,7 +87,7 @@ def refresh(root: Path | str, graph: Graph | None = None) -> dict[str, Any]:
     with suppress(UserError):  # an unreadable code.lock is generated anew
         if read(root) == lock:
             return lock
-    if lock or (root / FILE).exists():
+    if lock:
         write_atomically(root / FILE, json.dumps(lock, indent=1, sort_keys=True) + "\n")
     return lock
 

@@ -208,9 +208,11 @@ def _paths(entries: Any, where: str) -> list[str]:
             ((path, flags),) = entry.items()
         if not isinstance(path, str) or not path:
             raise UserError(f"{where}: every entry must be a path, found {entry!r}.")
-        for flag in ("persist", "remote"):
-            if isinstance(flags, dict) and flags.get(flag):
-                raise UserError(f"{where}: {path}: `{flag}` is not supported, it hides stale results.")
+        hides = [f for f in ("persist", "remote") if flags.get(f)] if isinstance(flags, dict) else []
+        if isinstance(flags, dict) and flags.get("cache") is False:
+            hides.append("cache: false")
+        if hides:
+            raise UserError(f"{where}: {path}: `{hides[0]}` is not supported, results could not be restored.")
         if path.startswith(("/", "~")) or ".." in path.split("/"):
             raise UserError(f"{where}: {path}: must lie inside the project.")
         paths.append(Path(path).as_posix())

@@ -1,0 +1,242 @@
+"""A run of the project, one stage at a time: what to run, starting it, and what came of it.
+
+The local driver and the Prefect flow both work through this; they differ only in who waits for whom.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flows import dvcfiles
+from flows.locks import run_lock
+from flows.plan import FRESH, Judge, StageState, refuse_stale_above, validate
+from flows.process import StageProcess, end_leftovers, settle
+from flows.restore import previous_output, unrecorded_restore
+from tasks import codelock
+from tasks.graph import Graph, load_graph
+
+_SETTLE = 6.0  # seconds that helpers of a stage may outlive it
+_SUCCEEDED = ("done", "restored", "republished", "skipped")
+_NOISE = re.compile(
+    r"^(Running stage |Updating lock file |Generating lock file |Use `dvc push`|To track the changes with git"
+    r"|To enable auto staging|\tgit add |\tdvc config |> |\s*$)"
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one stage of a run ended."""
+
+    name: str
+    status: str  # done, restored, republished, skipped, failed, blocked
+    kind: str = ""  # of a failure: user or internal
+    message: str = ""
+    seconds: float = 0.0
+    reasons: list[str] = field(default_factory=list)
+
+    @property
+    def is_good(self) -> bool:
+        return self.status in _SUCCEEDED
+
+
+@dataclass
+class Running:
+    """A started stage with what dvc.lock said before and must say after."""
+
+    process: StageProcess
+    expected: dict[str, Any]
+    previous: dict[str, Any] | None
+    reasons: list[str]
+
+
+class Session:
+    """The project while this process holds its run lock."""
+
+    def __init__(self, root: Path, graph: Graph, notes: list[str]) -> None:
+        self.root, self.graph, self.notes = root, graph, notes
+        self.code = codelock.refresh(root, graph) or codelock.read(root)
+        self.plan = {state.name: state for state in Judge(graph, self.code).plan()}
+        self._running: dict[str, Running] = {}
+        self._ended: list[StageProcess] = []
+        self._mutex = threading.Lock()
+
+    def select(self, names: Collection[str], upstream: bool, downstream: bool) -> list[str]:
+        """The stages a run concerns, in topological order.
+
+        Raises UserError for an unknown name, and for a stage that stands on a stale one that is not selected.
+        """
+        chosen = {stage for name in names for stage in self.graph.resolve(name)} or set(self.graph.nodes)
+        for stage in list(chosen):
+            if upstream:
+                chosen.update(self.graph.ancestors(stage))
+            if downstream:
+                chosen.update(self.graph.descendants(stage))
+        refuse_stale_above(self.graph, self.plan, chosen)
+        return [name for name in self.graph.nodes if name in chosen]
+
+    def state(self, name: str) -> StageState:
+        """The state of one stage at this moment."""
+        return Judge(self.graph, self.code).state(self.graph.nodes[name])
+
+    def start(self, name: str, forced: bool) -> Running | None:
+        """Start a stage in a process group of its own; None when it is fresh and not forced."""
+        judge = Judge(self.graph, self.code)
+        node = self.graph.nodes[name]
+        state = judge.state(node)
+        if state.state == FRESH and not forced:
+            return None
+        if forced:
+            shutil.rmtree(self._scratch(name), ignore_errors=True)
+        reasons = state.reasons or ["forced"]
+        command = [
+            sys.executable,
+            "-m",
+            "dvc",
+            "--wait-for-lock",
+            "repro",
+            "-s",
+            *(["-f"] if forced else []),
+            name,
+        ]
+        with self._mutex:
+            process = StageProcess(self.root, name, command, "; ".join(reasons))
+            running = Running(process, judge.ingredients(node), judge.lock.get(name), reasons)
+            self._running[name] = running
+        return running
+
+    def finish(self, name: str) -> Outcome:
+        """What came of a stage whose process has ended; restores the last good output after a failure."""
+        with self._mutex:
+            running = self._running.pop(name)
+            self._ended.append(running.process)
+        judge_end = self._succeeded if running.process.poll() == 0 else self._failed
+        outcome = judge_end(name, running)
+        if not outcome.is_good and outcome.message and running.previous:
+            note = previous_output(self.root, self.graph.nodes[name], running.previous)
+            outcome = Outcome(
+                name,
+                outcome.status,
+                outcome.kind,
+                f"{outcome.message}\n{note}",
+                outcome.seconds,
+                outcome.reasons,
+            )
+        return outcome
+
+    def _succeeded(self, name: str, running: Running) -> Outcome:
+        process, seconds = running.process, running.process.seconds
+        entry = dvcfiles.read_lock(self.root).get(name) or {}
+        recorded = {
+            "cmd": entry.get("cmd"),
+            "params": entry.get("params") or {},
+            "deps": dvcfiles.recorded(entry, "deps"),
+        }
+        changed = [part for part in recorded if recorded[part] != running.expected[part]]
+        if changed:
+            dvcfiles.replace_entry(self.root, name, running.previous)
+            dvcfiles.forget_run(self.root, entry, process.started)
+            return Outcome(name, "failed", "user", self._moved_ground(name, changed), seconds, running.reasons)
+        text = process.output()
+        status = "done"
+        if f"Stage '{name}' is cached - skipping run" in text:
+            status = "restored"
+            problem = unrecorded_restore(self.root, self.graph.nodes[name])
+            if problem:
+                dvcfiles.replace_entry(self.root, name, running.previous)
+                return Outcome(name, "failed", "internal", problem, seconds, running.reasons)
+        elif f"Stage '{name}' didn't change, skipping" in text:
+            status = "skipped"
+        elif self._report(name, process).get("status") == "republished":
+            status = "republished"
+        if status != "restored":
+            shutil.rmtree(self._scratch(name), ignore_errors=True)
+        return Outcome(name, status, seconds=seconds, reasons=running.reasons)
+
+    def _moved_ground(self, name: str, changed: list[str]) -> str:
+        what = {"cmd": "dvc.yaml", "params": "params.yaml or the code", "deps": "one of its inputs"}
+        parts = " and ".join(what[part] for part in changed)
+        return (
+            f"{parts} changed while {name} was running, so its result was not recorded. "
+            "`ratchet run` makes it from what is there now; undo the change first to keep the finished result."
+        )
+
+    def _failed(self, name: str, running: Running) -> Outcome:
+        process = running.process
+        report = self._report(name, process)
+        text = process.output()
+        status = re.search(r"exited with (-?\d+)", text)
+        code = int(status[1]) if status else process.poll() or 1
+        kind = report.get("kind") or ("user" if status and code == 2 else "internal")
+        message = report.get("message") or _last_words(text)
+        if "No space left on device" in text or "Errno 28" in text:
+            message = f"the disk is full. Free some space and run again; work so far is kept.\n{message}"
+        elif status and code in (-9, 137) and not report:
+            message = "its process was killed (signal 9), by a person or because memory ran out."
+        elif not message:
+            message = f"its process ended with status {code} and said nothing."
+        if kind == "internal":
+            message = f"{message}\nThe whole log: ratchet logs {name}"
+        return Outcome(name, "failed", kind, message, process.seconds, running.reasons)
+
+    def _report(self, name: str, process: StageProcess) -> dict[str, Any]:
+        """What the stage process wrote about its own end, if it did so in this run."""
+        path = self.root / ".ratchet" / "outcomes" / f"{name}.json"
+        if not path.is_file() or path.stat().st_mtime < process.started - 1:
+            return {}
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            return {}
+
+    def _scratch(self, name: str) -> Path:
+        return self.root / ".ratchet" / "scratch" / name
+
+    def running(self) -> list[StageProcess]:
+        """Every process group of this run that may have a living member."""
+        with self._mutex:
+            return [*(running.process for running in self._running.values()), *self._ended]
+
+
+@contextmanager
+def open_session(root: Path | str) -> Iterator[Session]:
+    """Take the project's run lock, clear what an earlier run left, and plan. Ends all stages on the way out."""
+    root = Path(root).absolute()
+    graph = load_graph(root)
+    validate(root, graph)
+    with run_lock(root):
+        notes = end_leftovers(root)
+        notes += _move_orphans(root, graph)
+        session = Session(root, graph, notes)
+        ended_well = False
+        try:
+            yield session
+            ended_well = True
+        finally:
+            settle(session.running(), _SETTLE if ended_well else 0.0)
+
+
+def _move_orphans(root: Path, graph: Graph) -> list[str]:
+    notes = []
+    for path in Judge(graph, {}).orphans:
+        target = root / ".ratchet" / "orphans" / time.strftime("%Y%m%d-%H%M%S") / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(root / path, target)
+        notes.append(f"{path} belongs to no stage any more; moved to {target.relative_to(root)}")
+    return notes
+
+
+def _last_words(text: str) -> str:
+    """The last lines a failed process said, without what DVC says around them."""
+    lines = [line.rstrip() for line in text.splitlines() if not _NOISE.match(line)]
+    own = [line for line in lines if not line.startswith("ERROR: failed to reproduce")]
+    return "\n".join(own[-5:])
