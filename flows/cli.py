@@ -8,11 +8,28 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from pipelines.errors import UserError
 
+
+class Commands(typer.core.TyperGroup):
+    """Turns the exceptions a person is meant to read into a message and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            print(f"ratchet: {error}", file=sys.stderr)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            print("ratchet: interrupted; `ratchet run` goes on from where it stopped.", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
     name="ratchet",
+    cls=Commands,
     help="Runs, reruns and audits a post-training pipeline: from a base model to an evaluated reasoning model.",
     no_args_is_help=True,
     add_completion=False,
@@ -110,27 +127,9 @@ def logs(
     show_log(Path.cwd(), stage, follow)
 
 
-def main(arguments: list[str] | None = None) -> Any:
-    """Run the command line; the exit code is 0, 1 (a stage failed), 2 (a mistake to mend) or 130 (interrupted)."""
-    import click
-
-    try:
-        code = app(arguments, standalone_mode=False)
-    except UserError as error:
-        print(f"ratchet: {error}", file=sys.stderr)
-        code = 2
-    except click.exceptions.Exit as request:
-        code = request.exit_code
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
-    except (KeyboardInterrupt, click.exceptions.Abort):
-        print("ratchet: interrupted; `ratchet run` goes on from where it stopped.", file=sys.stderr)
-        code = 130
-    except BrokenPipeError:  # the reader of our output went away, as in `ratchet logs sft | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    sys.exit(code if isinstance(code, int) else 0)
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit: 0, 1 (a stage failed), 2 (a mistake to mend) or 130 (interrupted)."""
+    app(arguments)
 
 
 if __name__ == "__main__":

@@ -113,7 +113,8 @@ class PlainDisplay:
     def begin(self, session: Session, stages: list[str]) -> None:
         self._watch.root = session.root
         due = [name for name in stages if session.plan[name].state != "fresh"]
-        self.note(f"{len(stages)} stages, {len(due)} of them not up to date")
+        if due:
+            self.note(f"{len(stages)} stages, {len(due)} of them not up to date")
 
     def note(self, text: str) -> None:
         print(text, flush=True)
