@@ -1,8 +1,10 @@
-"""Stage `evaluate`: all checkpoints on the same held-out problems -> data/evaluate (metrics, samples, plots, report)."""
+"""Stage `evaluate`: all checkpoints on the same held-out problems -> data/evaluate (metrics, samples, report)."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 
 from pydantic import Field
 
@@ -11,7 +13,7 @@ from pipelines.generation.settings import Sampling
 from pipelines.settings import Strict
 from tasks.contract import main
 from tasks.execution import Execution
-from tasks.settings import Settings
+from tasks.settings import Round, values
 
 
 class Params(Strict):
@@ -22,15 +24,15 @@ class Params(Strict):
     reporting: Reporting
 
 
-def checkpoints(settings: Settings) -> tuple[dict[str, str], dict[str, str]]:
+def checkpoints(rounds: Mapping[str, Round], teacher: str) -> tuple[dict[str, str], dict[str, str]]:
     """Checkpoint name -> directory, oldest first, and checkpoint name -> the name of what it was trained from."""
     directories = {"base": "data/base", "sft": "data/sft"}
-    directories |= {f"rl@{key}": f"data/rl/{key}" for key in settings.rounds}
+    directories |= {f"rl@{key}": f"data/rl/{key}" for key in rounds}
     directories |= {"student": "data/distill"}
     names = {directory: name for name, directory in directories.items()}
     parents = {"sft": "base"}
-    parents |= {f"rl@{key}": names[round_.init.rstrip("/")] for key, round_ in settings.rounds.items()}
-    parents |= {"student": names[settings.section("distill").teacher.rstrip("/")]}
+    parents |= {f"rl@{key}": names[round_.init.rstrip("/")] for key, round_ in rounds.items()}
+    parents |= {"student": names[teacher.rstrip("/")]}
     return directories, parents
 
 
@@ -47,7 +49,9 @@ def compute(stage: Execution) -> None:
     problems = read(stage.input("data/synthesize") / "problems.parquet", PROBLEM)
     problems = problems.filter(pc.equal(problems["split"], "test"))
     reward_model = RewardModel.load(stage.input("data/reward"))
-    directories, parents = checkpoints(stage.settings)
+    directories, parents = checkpoints(
+        stage.settings.rounds, values(Path.cwd(), ["distill.teacher"])["distill.teacher"]
+    )
     samples: dict[str, pa.Table] = {}
     parameters: dict[str, int] = {}
     for number, (name, directory) in enumerate(directories.items()):
