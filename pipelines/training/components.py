@@ -22,12 +22,12 @@ class Outputs:
     """What a forward pass gives the components: log-probs of the tokens, or one score per sequence."""
 
     logp_B_T: Tensor | None = None  # log p(token t | tokens < t); 0 at t = 0
-    logprobs_B_T_V: Tensor | None = None  # whole distributions; entry t predicts token t
+    logprobs_B_T_V: Tensor | None = None  # whole distributions, aligned the same way
     scores_B: Tensor | None = None
 
 
 class Component(Protocol):
-    """One term of the loss. `loss` is the weighted sum over the micro-batch, not divided; so are the `measures` to log."""
+    """One term of the loss. `loss` is the weighted sum over the micro-batch, not divided; so is what `measure` logs."""
 
     name: str
     coefficient: float
@@ -73,7 +73,7 @@ def cross_entropy(outputs: Outputs, batch: MicroBatch) -> Tensor:
 
 @dataclass(frozen=True)
 class BradleyTerry:
-    """-log sigmoid(score of chosen - score of rejected), mean over pairs (Bradley, Terry 1952; Ouyang et al. 2022, eq. 1).
+    """-log sigmoid(score of chosen - score of rejected), mean over pairs (Ouyang et al. 2022, eq. 1).
 
     Units are (chosen, rejected), so scores alternate.
     """
