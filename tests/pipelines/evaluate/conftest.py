@@ -12,9 +12,7 @@ import pytest
 from pipelines.records import DECISION, PROBLEM, ROLLOUT, content_id, problem_id, table
 
 
-def make_problems(
-    per_level: int = 2, families: tuple[str, ...] = ("chain", "sums"), levels: int = 2
-) -> pa.Table:
+def make_problems(per_level: int = 2, families: tuple[str, ...] = ("chain", "sums"), levels: int = 2) -> pa.Table:
     rows = []
     for family in families:
         for level in range(1, levels + 1):

@@ -97,9 +97,7 @@ def decision(build: Builders, problem: dict, rate: float, samples: int) -> dict:
 
 def test_solved_counts_by_hand(build: Builders, problems: pa.Table) -> None:
     first, second, third, *_ = problems.to_pylist()  # levels 1, 1, 2 of one family
-    rows = [
-        decision(build, p, rate, 4) for p, rate in [(first, 0.0), (second, 0.5), (third, 0.5), (third, 1.0)]
-    ]
+    rows = [decision(build, p, rate, 4) for p, rate in [(first, 0.0), (second, 0.5), (third, 0.5), (third, 1.0)]]
     (found,) = curves.solved_counts(table(rows, DECISION)).values()
     assert (found.levels, found.bins) == ([1, 2], ["0/4", "1/4", "2/4", "3/4", "4/4"])
     np.testing.assert_array_equal(found.count_B_L, [[1, 0], [0, 0], [1, 1], [0, 0], [0, 1]])

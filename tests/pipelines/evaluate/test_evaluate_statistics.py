@@ -30,9 +30,7 @@ def test_pass_at_k_is_the_exact_ratio_of_binomials(n: int) -> None:
 def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample() -> None:
     correct_N = [T, F, F, T, F]
     hits = [any(correct_N[i] for i in chosen) for chosen in itertools.combinations(range(5), 3)]
-    assert statistics.pass_at_k(np.array([correct_N]), 3)[0] == pytest.approx(
-        sum(hits) / len(hits), abs=1e-15
-    )
+    assert statistics.pass_at_k(np.array([correct_N]), 3)[0] == pytest.approx(sum(hits) / len(hits), abs=1e-15)
 
 
 def test_pass_at_k_stays_finite_where_binomials_overflow_a_float() -> None:
@@ -43,9 +41,7 @@ def test_pass_at_k_stays_finite_where_binomials_overflow_a_float() -> None:
 
 def test_pass_at_1_is_accuracy_and_pass_at_n_is_any() -> None:
     correct_P_N = np.random.default_rng(0).random((40, 6)) < 0.3
-    np.testing.assert_allclose(
-        statistics.pass_at_k(correct_P_N, 1), statistics.accuracy(correct_P_N), atol=1e-15
-    )
+    np.testing.assert_allclose(statistics.pass_at_k(correct_P_N, 1), statistics.accuracy(correct_P_N), atol=1e-15)
     np.testing.assert_array_equal(statistics.pass_at_k(correct_P_N, 6), correct_P_N.any(axis=1))
 
 
@@ -69,12 +65,8 @@ def test_k_outside_the_samples_is_refused(k: int) -> None:
         (["7"], [T], 1.0),
     ],
 )
-def test_majority_is_the_expected_worth_of_a_uniform_tie_break(
-    answers: list, correct: list, worth: float
-) -> None:
-    for order in itertools.islice(
-        itertools.permutations(range(len(answers))), 24
-    ):  # the order of samples is nothing
+def test_majority_is_the_expected_worth_of_a_uniform_tie_break(answers: list, correct: list, worth: float) -> None:
+    for order in itertools.islice(itertools.permutations(range(len(answers))), 24):  # the order of samples is nothing
         answer_P_N = np.array([[answers[i] for i in order]], object)
         correct_P_N = np.array([[correct[i] for i in order]])
         assert statistics.majority(correct_P_N, answer_P_N)[0] == pytest.approx(worth, abs=1e-15)
@@ -103,10 +95,7 @@ def test_best_of_k_is_the_mean_over_all_subsets(seed: int) -> None:
     correct_P_N = rng.random((5, 7)) < 0.5
     score_P_N = rng.integers(3 if seed % 2 else 1000, size=(5, 7)).astype(float)  # odd seeds have ties
     for k in range(1, 8):
-        exact = [
-            float(expected_best(c, s, k))
-            for c, s in zip(correct_P_N.tolist(), score_P_N.tolist(), strict=True)
-        ]
+        exact = [float(expected_best(c, s, k)) for c, s in zip(correct_P_N.tolist(), score_P_N.tolist(), strict=True)]
         np.testing.assert_allclose(statistics.best_of_k(correct_P_N, score_P_N, k), exact, atol=1e-12)
 
 
@@ -158,9 +147,7 @@ def test_memory_bound_does_not_change_the_draws(monkeypatch: pytest.MonkeyPatch)
     value_P_M = np.random.default_rng(0).random((37, 3))
     whole = statistics.resampled_means(value_P_M, seed=5, resamples=501)
     monkeypatch.setattr(statistics, "_CHUNK_ELEMENTS", 200)
-    np.testing.assert_allclose(
-        statistics.resampled_means(value_P_M, seed=5, resamples=501), whole, atol=1e-14
-    )
+    np.testing.assert_allclose(statistics.resampled_means(value_P_M, seed=5, resamples=501), whole, atol=1e-14)
 
 
 def test_seed_decides_the_interval() -> None:

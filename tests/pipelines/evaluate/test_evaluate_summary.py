@@ -24,9 +24,7 @@ def by_hand(build: Builders) -> dict[str, pa.Table]:
     easy, hard = build.problems(per_level=1, families=("sums",)).to_pylist()
     verdicts = {"sft": [(easy, 1, 0), (hard, 0, 0)], "rl@1": [(easy, 1, 1), (hard, 0, 1)]}
     return {
-        name: table(
-            [build.rollout(p, i, bool(v)) for p, *given in rows for i, v in enumerate(given)], ROLLOUT
-        )
+        name: table([build.rollout(p, i, bool(v)) for p, *given in rows for i, v in enumerate(given)], ROLLOUT)
         for name, rows in verdicts.items()
     }
 
@@ -150,9 +148,7 @@ def test_length_counts_what_the_policy_wrote_in_every_turn(build: Builders) -> N
     np.testing.assert_array_equal(summary.completion_lengths(rows), [3, 3])
     np.testing.assert_array_equal(summary.completion_lengths(rows.slice(1)), [3])
     empty = {"tokens": [1], "action_mask": [False], "logprobs": [0.0]}
-    rows = table(
-        [build.rollout(problem, 0, True, **columns), build.rollout(problem, 1, False, **empty)], ROLLOUT
-    )
+    rows = table([build.rollout(problem, 0, True, **columns), build.rollout(problem, 1, False, **empty)], ROLLOUT)
     np.testing.assert_array_equal(summary.completion_lengths(rows), [3, 0])
 
 
