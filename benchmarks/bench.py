@@ -1,0 +1,235 @@
+"""The figures of the README: two default runs from scratch, timed, compared byte for byte, and what they learned.
+
+Prints a table, writes benchmarks/results.json as `{NAME: {"value", "unit", "against", "ratio", "target", "met"}}` and puts
+the table into README.md between its markers. `against` names what `ratio` compares the value with, null where nothing is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results.json"
+BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+RATCHET = [str(Path(sys.executable).with_name("ratchet"))]
+REPEATS = 9
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="ratchet-bench-") as folder:
+        first, second = Path(folder, "first"), Path(folder, "second")
+        results: dict[str, dict[str, Any]] = {}
+        timed = []
+        for project in (first, second):
+            fresh_copy(project)
+            print(f"default run in a fresh copy ({project.name})", flush=True)
+            timed.append(watched(project, "run"))
+        results |= run_figures(first, timed)
+        results |= command_figures(first)
+        results |= byte_figures(first, second)
+        results |= learning_figures(first)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    text = markdown(results)
+    print(text)
+    readme = ROOT / "README.md"
+    before, _, rest = readme.read_text().partition(BEGIN)
+    readme.write_text(before + BEGIN + "\n" + text + END + rest.partition(END)[2])
+    if not all(result["met"] for result in results.values()):
+        print("Not every target was met: see the table.")
+
+
+def fresh_copy(project: Path) -> None:
+    """A clone of what git knows of the working tree, uncommitted changes included, and nothing else."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    ).stdout.decode()
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (project / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, project / name)
+    for stale in ("dvc.lock", "code.lock"):
+        (project / stale).unlink(missing_ok=True)
+    identity = ["-c", "user.name=bench", "-c", "user.email=bench@example.invalid"]
+    for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-q", "-m", "a fresh clone"]):
+        subprocess.run(["git", *command], cwd=project, check=True)
+
+
+def environment(project: Path) -> dict[str, str]:
+    """The project's own packages first, so that the copy is what runs."""
+    return os.environ | {"PYTHONPATH": str(project), "PYTHONHASHSEED": "0", "DO_NOT_TRACK": "true"}
+
+
+def watched(project: Path, *arguments: str) -> tuple[float, float]:
+    """Run `ratchet` to its end; returns wall seconds and the peak memory of its process tree in GiB.
+
+    Memory is the proportional set size (shared pages counted once), summed over the tree, every half second.
+    """
+    peak = 0.0
+    began = time.perf_counter()
+    process = subprocess.Popen([*RATCHET, *arguments], cwd=project, env=environment(project))
+    ended = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not ended.wait(0.5):
+            peak = max(peak, tree_memory(process.pid))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    code = process.wait()
+    ended.set()
+    watcher.join()
+    if code:
+        sys.exit(f"`ratchet {' '.join(arguments)}` ended with {code} in {project}")
+    return time.perf_counter() - began, peak
+
+
+def tree_memory(pid: int) -> float:
+    """GiB of proportional set size of a process and all its descendants."""
+    total = 0
+    try:
+        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0.0
+    for process in processes:
+        try:
+            total += process.memory_full_info().pss
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue  # it ended between being listed and being read
+    return total / 2**30
+
+
+def run_figures(project: Path, timed: list[tuple[float, float]]) -> dict[str, dict[str, Any]]:
+    seconds = statistics.median(seconds for seconds, _ in timed)
+    outcomes = [json.loads(path.read_text()) for path in (project / ".ratchet" / "outcomes").glob("*.json")]
+    startup = sum(outcome["startup_seconds"] for outcome in outcomes) / sum(outcome["seconds"] for outcome in outcomes)
+    return {
+        "default run": result(seconds, "s", 480, at_most),
+        "default run, start-up share of the stages' time": result(startup, "share", None, None),
+        "default run, peak memory": result(max(peak for _, peak in timed), "GiB", 3, at_most),
+    }
+
+
+def command_figures(project: Path) -> dict[str, dict[str, Any]]:
+    python = median_seconds(project, [sys.executable, "-c", "pass"])
+    plan = median_seconds(project, [*RATCHET, "plan"])
+    idle = median_seconds(project, [*RATCHET, "run"])
+    return {
+        "ratchet plan": result(plan, "s", 0.6, at_most, "an empty Python process", python),
+        "ratchet run with nothing to do": result(idle, "s", 1.0, at_most, "an empty Python process", python),
+    }
+
+
+def median_seconds(project: Path, command: list[str]) -> float:
+    seconds = []
+    for _ in range(REPEATS + 1):  # the first one warms the file cache
+        began = time.perf_counter()
+        subprocess.run(command, cwd=project, env=environment(project), check=True, stdout=subprocess.DEVNULL)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:])
+
+
+def byte_figures(first: Path, second: Path) -> dict[str, dict[str, Any]]:
+    one, other = digests(first), digests(second)
+    equal = sum(other.get(name) == digest for name, digest in one.items())
+    differing = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+    if differing:
+        print("files that differ between two equal runs:", *differing, sep="\n  ")
+    found = result(equal, "files", len(one.keys() | other.keys()), at_least, "files of two equal runs", len(one))
+    return {"files equal in two runs from scratch": found}
+
+
+def digests(project: Path) -> dict[str, str]:
+    """SHA-256 of every output file."""
+    outputs = project / "data"
+    skipped = {"raw", "lineage"}
+    files = [p for p in sorted(outputs.rglob("*")) if p.is_file() and p.relative_to(outputs).parts[0] not in skipped]
+    return {str(path.relative_to(outputs)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def learning_figures(project: Path) -> dict[str, dict[str, Any]]:
+    metrics = json.loads((project / "data/evaluate/metrics.json").read_text())
+    checkpoints = metrics["checkpoints"]
+    last = [name for name in checkpoints if name.startswith("rl@")][-1]
+    sft, rl, student = (100 * checkpoints[name]["accuracy"]["mean"] for name in ("sft", last, "student"))
+    gain = next(c for c in metrics["comparisons"] if {c["a"], c["b"]} == {last, "sft"})
+    sign = 1 if gain["a"] == last else -1
+    low = 100 * min(sign * gain["difference"]["low"], sign * gain["difference"]["high"])
+    families = [100 * sign * family["difference"]["mean"] for family in gain["families"].values()]
+    reward = json.loads((project / "data/reward/metrics.json").read_text())
+    sizes = {name: checkpoints[name]["parameters"] for name in (last, "student")}
+    found = {
+        "accuracy of base": result(100 * checkpoints["base"]["accuracy"]["mean"], "%", None, None),
+        "accuracy of sft": result(sft, "%", None, None),
+        f"accuracy of {last}": result(rl, "%", None, None, "sft", sft),
+        f"gain of {last} over sft": result(rl - sft, "points", 30, at_least),
+        "gain, low end of its 95% interval": result(low, "points", 20, at_least),
+        "gain in the family with the least": result(min(families), "points", 10, at_least),
+        "accuracy of the student": result(student, "%", rl - 5, at_least, last, rl),
+        "parameters of the student": result(sizes["student"], "", sizes[last] / 2, at_most, last, sizes[last]),
+        "reward model on held-out pairs": result(100 * reward["heldout_pair_accuracy"], "%", 80, at_least),
+    }
+    return found
+
+
+def at_most(value: float, target: float) -> bool:
+    return value <= target
+
+
+def at_least(value: float, target: float) -> bool:
+    return value >= target
+
+
+def result(
+    value: float,
+    unit: str,
+    target: float | None,
+    judge: Callable[[float, float], bool] | None,
+    against: str | None = None,
+    reference: float | None = None,
+) -> dict[str, Any]:
+    """One figure. Without a target it is only reported and counts as met."""
+    ratio = value / reference if reference else None
+    met = judge(value, target) if judge else True
+    sense = {at_most: "at most", at_least: "at least", None: None}[judge]
+    target_text = None if target is None else f"{sense} {shown(target)} {unit}".rstrip()
+    return {"value": value, "unit": unit, "against": against, "ratio": ratio, "target": target_text, "met": met}
+
+
+def shown(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def markdown(results: dict[str, dict[str, Any]]) -> str:
+    lines = ["| figure | value | against | ratio | target | met |", "|---|---:|---|---:|---|---|"]
+    for name, found in results.items():
+        ratio = "" if found["ratio"] is None else f"{found['ratio']:.2f}"
+        met = "" if found["target"] is None else ("yes" if found["met"] else "**no**")
+        value = f"{shown(found['value'])} {found['unit']}".rstrip()
+        lines.append(f"| {name} | {value} | {found['against'] or ''} | {ratio} | {found['target'] or ''} | {met} |")
+    lines.append("")
+    lines.append(
+        f"Default run: median of two from scratch on {os.cpu_count()} CPU cores; commands: median of {REPEATS}."
+    )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
