@@ -63,16 +63,17 @@ def draw(
     training: Mapping[str, TrainingCurve] | None = None,
     decisions: pa.Table | None = None,
 ) -> dict[str, bytes]:
-    """Every plot there is data for, by name: accuracy, pass_at_k, levels, training, pass_rates.
+    """Every plot there is data for, by name: accuracy, levels, pass_at_k, training, pass_rates.
 
     metrics: what metrics.json holds. training: the curves of each RL round, first round first. decisions: the
     records.DECISION table of the filter stage.
     """
     plots = {
         "accuracy": accuracy(metrics["checkpoints"]),
-        "pass_at_k": pass_at_k(metrics["checkpoints"]),
         "levels": levels(metrics["checkpoints"]),
     }
+    if any(len(one["pass_at_k"]) > 1 for one in metrics["checkpoints"].values()):
+        plots["pass_at_k"] = pass_at_k(metrics["checkpoints"])
     if training:
         plots["training"] = training_curves(training)
     if decisions is not None and decisions.num_rows:
@@ -92,19 +93,12 @@ def accuracy(checkpoints: Mapping[str, Any]) -> bytes:
     height = 0.55 + 0.27 * len(names)
     with _drawn(_grid(len(panels), 4), height, "Accuracy, with 95% interval", sharey=True) as (figure, axes):
         for axis, (title, found) in zip(axes, panels, strict=True):
-            axis.set_title(title)
+            axis.set_title(_short(title))
             for row, (name, one) in enumerate(zip(names, found, strict=True)):
                 axis.plot([one["low"], one["high"]], [row, row], color=colour[name], linewidth=2.4)
-                axis.plot(one["mean"], row, _marker(name), color=colour[name], markersize=6)
-                right = one["high"] < 0.78
-                axis.text(
-                    one["high"] + 0.05 if right else one["low"] - 0.05,
-                    row,
-                    _percent(one["mean"]),
-                    ha="left" if right else "right",
-                    va="center",
-                    fontsize=8,
-                )
+                axis.plot(one["mean"], row, _marker(name), color=colour[name], markersize=6, clip_on=False)
+                place = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 8}
+                axis.annotate(_percent(one["mean"]), (1.03, row), **place)
             axis.set_yticks(range(len(names)), names)
             axis.tick_params(axis="y", length=0, labelsize=9)
             axis.set_ylim(len(names) - 0.5, -0.5)
@@ -122,7 +116,7 @@ def pass_at_k(checkpoints: Mapping[str, Any]) -> bytes:
         for name, one in checkpoints.items():
             k = [int(key) for key in one["pass_at_k"]]
             value = list(one["pass_at_k"].values())
-            axis.plot(k, value, _marker(name) + "-", color=colour[name])
+            axis.plot(k, value, _marker(name) + "-", color=colour[name], clip_on=False)
             ends[name] = (k[-1], value[-1])
         axis.set_xscale("log", base=2)
         ticks = sorted({int(key) for one in checkpoints.values() for key in one["pass_at_k"]})
@@ -141,7 +135,7 @@ def levels(checkpoints: Mapping[str, Any]) -> bytes:
     colour = colours(names)
     with _drawn(_grid(len(families), 3), 2.3, "Accuracy by difficulty level", sharey=True) as (figure, axes):
         for axis, family in zip(axes, families, strict=True):
-            axis.set_title(family)
+            axis.set_title(_short(family))
             ends = {}
             shown = [int(level) for level in checkpoints[names[0]]["levels"][family]]
             for i, name in enumerate(names):
@@ -157,7 +151,9 @@ def levels(checkpoints: Mapping[str, Any]) -> bytes:
                     linewidth=1,
                     alpha=0.55,
                 )
-                axis.plot(place, mean, _marker(name) + "-", color=colour[name], markersize=4, linewidth=1.5)
+                axis.plot(
+                    place, mean, _marker(name) + "-", color=colour[name], markersize=4, linewidth=1.5, clip_on=False
+                )
                 ends[name] = (place[-1], mean[-1])
             axis.set_xticks(shown)
             axis.set_xlabel("level")
@@ -202,9 +198,7 @@ def training_curves(rounds: Mapping[str, TrainingCurve]) -> bytes:
             _label_ends(axes[0], {name: (starts[-1] - 1, y) for name, y in ends.items()}, tints, gap=0.11)
         if len(rounds) > 1:
             for name, start, end in zip(rounds, starts[:-1], starts[1:], strict=True):
-                axes[0].annotate(
-                    name, ((start + end) / 2, 1.03), xycoords=("data", "axes fraction"), ha="center"
-                )
+                axes[0].annotate(name, ((start + end) / 2, 1.03), xycoords=("data", "axes fraction"), ha="center")
         for axis in axes[1:]:
             axis.set_xlabel("optimiser step")
         return _png(figure)
@@ -217,7 +211,7 @@ def pass_rates(decisions: pa.Table) -> bytes:
     title = "Training problems by pass rate before RL: kept in blue, dropped in grey"
     with _drawn(_grid(len(counts), 3), 0.8 + 0.2 * len(bins), title, sharey=True) as (figure, axes):
         for axis, (family, found) in zip(axes, counts.items(), strict=True):
-            axis.set_title(family)
+            axis.set_title(_short(family))
             axis.grid(visible=False)
             most = found.count_B_L.max()
             for (b, place), count in np.ndenumerate(found.count_B_L):
@@ -299,6 +293,11 @@ def _shares(axis: Any, set_limits: Any) -> None:
     axis.set_ticks([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100%"])
 
 
+def _short(title: str, most: int = 20) -> str:
+    """A title that fits over a panel; of a long one both ends, where names differ."""
+    return title if len(title) <= most else f"{title[: most // 2]}…{title[-(most - most // 2 - 1) :]}"
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
@@ -308,9 +307,7 @@ def _last(value_S: np.ndarray) -> float:
     return float(value_S[~np.isnan(value_S)][-1])
 
 
-def _label_ends(
-    axis: Axes, ends: Mapping[str, tuple[float, float]], colour: Mapping[str, str], gap: float
-) -> None:
+def _label_ends(axis: Axes, ends: Mapping[str, tuple[float, float]], colour: Mapping[str, str], gap: float) -> None:
     """Name each line at its last point, names pushed apart until they are `gap` of the axis range apart."""
     low, high = axis.get_ylim()
     heights = spread([(y - low) / (high - low) for _, y in ends.values()], gap)
@@ -349,9 +346,7 @@ def spread(places: Sequence[float], gap: float) -> list[float]:
 def _mix(colour: str, share: float, other: str = "#ffffff") -> str:
     """`share` of a colour and the rest of another, as hex."""
     first, second = (tuple(int(text[i : i + 2], 16) for i in (1, 3, 5)) for text in (colour, other))
-    return "#" + "".join(
-        f"{round(share * a + (1 - share) * b):02x}" for a, b in zip(first, second, strict=True)
-    )
+    return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in zip(first, second, strict=True))
 
 
 def _cell(column: int, row: int, colour: str) -> Any:

@@ -27,9 +27,8 @@ _FIGURES = {
     ),
     "pass_at_k": (
         "pass@k over k for each checkpoint",
-        "Probability that at least one of k samples is right (unbiased estimate). A line that is flat from k = 1 "
-        "gives the same answer every time; lines that meet on the right differ in how often, not in what they can "
-        "solve.",
+        "Probability that at least one of k samples is right (unbiased estimate). A flat line means that a problem is "
+        "solved always or never; lines that meet on the right differ in how often, not in what they can solve.",
     ),
     "training": (
         "Curves of the RL rounds over optimiser steps",
@@ -38,8 +37,8 @@ _FIGURES = {
     ),
     "pass_rates": (
         "Training problems by pass rate and level",
-        "How often the SFT model solved each training problem, as counts by difficulty level. RL trains on the blue "
-        "ones.",
+        "How often the SFT model solved each training problem, as counts by difficulty level. Blue ones were kept for "
+        "RL.",
     ),
 }
 

@@ -19,6 +19,7 @@ from pipelines.evaluate import statistics
 from pipelines.evaluate.statistics import Estimate
 
 _DIGITS = 6
+_BATCH = 4096  # rows whose masks are unpacked at a time
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,7 @@ def arrange(table: pa.Table) -> Samples:
     table = table.sort_by([("problem_id", "ascending"), ("sample", "ascending")])
     problems, counts = np.unique(column(table, "problem_id"), return_counts=True)
     if counts.min() != counts.max():
-        raise ValueError(
-            f"problems have between {counts.min()} and {counts.max()} samples; each needs as many"
-        )
+        raise ValueError(f"problems have between {counts.min()} and {counts.max()} samples; each needs as many")
     shape = (len(problems), int(counts[0]))
     if not (column(table, "sample").reshape(shape) == np.arange(shape[1])).all():
         raise ValueError(f"the samples of a problem are not numbered 0 to {shape[1] - 1}")
@@ -78,10 +77,13 @@ def column(table: pa.Table, name: str) -> NDArray[Any]:
 
 def completion_lengths(table: pa.Table) -> NDArray[np.int64]:
     """Number of tokens that the policy wrote, per row."""
-    masks = table["action_mask"].combine_chunks()
-    rows = pc.list_parent_indices(masks).to_numpy()
-    written = masks.flatten().to_numpy(zero_copy_only=False).astype(bool)
-    return np.bincount(rows[written], minlength=table.num_rows).astype(np.int64)
+    lengths = [np.zeros(0, np.int64)]
+    for batch in table.select(["action_mask"]).to_batches(max_chunksize=_BATCH):
+        masks = batch.column(0)
+        row_T = pc.list_parent_indices(masks).to_numpy()
+        written_T = masks.flatten().to_numpy(zero_copy_only=False).astype(bool)
+        lengths.append(np.bincount(row_T[written_T], minlength=len(masks)).astype(np.int64))
+    return np.concatenate(lengths)
 
 
 def answer_of(text: str, finished: bool = True) -> str:
@@ -146,9 +148,7 @@ def summarise(
                 "a": a,
                 "b": b,
                 "difference": _plain(overall[a, b]),
-                "families": {
-                    family: {"difference": _plain(found[a, b])} for family, found in families.items()
-                },
+                "families": {family: {"difference": _plain(found[a, b])} for family, found in families.items()},
             }
             for a, b in pairs
         ],

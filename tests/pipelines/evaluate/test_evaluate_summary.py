@@ -147,6 +147,8 @@ def test_length_counts_what_the_policy_wrote_in_every_turn(build: Builders) -> N
     rows = table([build.rollout(problem, 0, True), build.rollout(problem, 1, True, **columns)], ROLLOUT)
     np.testing.assert_array_equal(summary.completion_lengths(rows), [3, 3])
     np.testing.assert_array_equal(summary.completion_lengths(rows.slice(1)), [3])
+    many = pa.concat_tables([rows] * 3000)  # more than are unpacked at a time
+    np.testing.assert_array_equal(summary.completion_lengths(many), [3] * 6000)
     empty = {"tokens": [1], "action_mask": [False], "logprobs": [0.0]}
     rows = table([build.rollout(problem, 0, True, **columns), build.rollout(problem, 1, False, **empty)], ROLLOUT)
     np.testing.assert_array_equal(summary.completion_lengths(rows), [3, 0])
