@@ -77,7 +77,7 @@ def plan(json_output: Annotated[bool, typer.Option("--json", help="Print the pla
 @app.command()
 def run(
     stages: Annotated[
-        list[str] | None, typer.Argument(metavar="[STAGE]...", help="The stages to run; all when none is named.")
+        list[str] | None, typer.Argument(metavar="STAGE", help="The stages to run; all when none is named.")
     ] = None,
     upstream: Annotated[bool, typer.Option("--upstream", help="Also run what is stale above them.")] = False,
     downstream: Annotated[bool, typer.Option("--downstream", help="Also run what is stale below them.")] = False,
