@@ -82,7 +82,7 @@ def compute(stage: Execution) -> None:
     output = stage.output
     output.mkdir(parents=True, exist_ok=True)
     (output / "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n")
-    (output / "report.html").write_text(page)
+    (output / "report.html").write_text(page, encoding="utf-8")
     (output / "plots").mkdir(exist_ok=True)
     for name, png in drawn.items():
         (output / "plots" / f"{name}.png").write_bytes(png)
