@@ -41,6 +41,7 @@ BOOKKEEPING = tuple(
         "graph",
         "imports",
         "lineage",
+        "outcome",
         "packages",
         "publishing",
         "recording",
