@@ -41,9 +41,7 @@ _RUN = "run.json"
 _NOT_WORK = {_RUN, _RECORD, "manifest.json", "output"}
 
 
-def main(
-    compute: Callable[[Execution], None], argv: list[str] | None = None, *, network: bool = False
-) -> NoReturn:
+def main(compute: Callable[[Execution], None], argv: list[str] | None = None, *, network: bool = False) -> NoReturn:
     """Run the stage whose module defines `compute`; `argv` holds the key of a `foreach` stage, if it is one.
 
     With `network`, libraries may reach model hubs; every other stage is kept offline.
@@ -116,27 +114,17 @@ def _prepare(root: Path, stage: str, group: str) -> _Work:
     for dep in node.deps:
         if not (root / dep).exists():
             makers = [maker.name for maker in stages.producers(dep)]
-            todo = (
-                f"run `ratchet run {' '.join(makers)}` first"
-                if makers
-                else "put it there or correct dvc.yaml"
-            )
+            todo = f"run `ratchet run {' '.join(makers)}` first" if makers else "put it there or correct dvc.yaml"
             raise UserError(f"input {dep} does not exist; {todo}")
     code = codelock.read(root).get(group, {})
     changes = codelock.explain(code, codelock.current(root, group))
     if changes:
-        raise UserError(
-            f"code.lock is out of date ({'; '.join(changes[:3])}); run `ratchet plan`, then this again"
-        )
+        raise UserError(f"code.lock is out of date ({'; '.join(changes[:3])}); run `ratchet plan`, then this again")
     inputs = {dep: digests.tree_sha256(root / dep) for dep in node.deps}
-    digest = lineage.sha256(
-        lineage.canonical({"stage": stage, "params": used, "code": code, "inputs": inputs})
-    )
+    digest = lineage.sha256(lineage.canonical({"stage": stage, "params": used, "code": code, "inputs": inputs}))
     scratch = SCRATCH / stage / digest[:16]
     scratch.mkdir(parents=True, exist_ok=True)
-    return _Work(
-        root, stages, node, checked, used, code, inputs, digest, scratch, _lock(scratch.parent, stage)
-    )
+    return _Work(root, stages, node, checked, used, code, inputs, digest, scratch, _lock(scratch.parent, stage))
 
 
 def _lock(directory: Path, stage: str) -> IO[str]:
@@ -179,7 +167,7 @@ def _execute(compute: Callable[[Execution], None], ending: Ending, work: _Work) 
             "ratchet.invocation": invocation,
             "ratchet.input_digest": work.digest,
             "git.commit": commit["commit"] or commit["note"],
-            "git.dirty": str(bool(commit["dirty"])).lower(),
+            "git.dirty": {None: "unknown", True: "true", False: "false"}[commit["dirty"]],
         }
         | ({"resumed_from": resumed_from} if resumed_from else {}),
         params=recording.flatten(work.used),
@@ -188,9 +176,7 @@ def _execute(compute: Callable[[Execution], None], ending: Ending, work: _Work) 
     )
     execution = Execution(node, work.settings, scratch, recorder, is_resumed)
     loaded_before = set(sys.modules)
-    print(
-        f"{node.name}: {'resuming' if is_resumed else 'computing'} on inputs {work.digest[:16]}", flush=True
-    )
+    print(f"{node.name}: {'resuming' if is_resumed else 'computing'} on inputs {work.digest[:16]}", flush=True)
     ending.computing(execution)
     compute(execution)
 
@@ -198,7 +184,7 @@ def _execute(compute: Callable[[Execution], None], ending: Ending, work: _Work) 
     publishing.check_output(scratch / "output", work.root)
     _check_closure(work, loaded_before)
     files = digests.tree(scratch / "output")
-    recorder.metrics(0, execution.results)
+    recorder.metrics(0, {f"final/{name}": value for name, value in execution.results.items()})
     if publishing.is_checkpoint(files):
         digest = digests.tree_digest(files)
         recorder.output(name=node.name, path=out, digest=digest, tags={"ratchet.stage": node.name})
@@ -265,14 +251,10 @@ def _dependencies(work: _Work) -> list[dict[str, Any]]:
                 for out, name in parts
             ]
         elif makers:
-            entries.append(
-                {"name": dep, "digest": {"sha256": digest}, "annotations": {"stage": makers[0].name}}
-            )
+            entries.append({"name": dep, "digest": {"sha256": digest}, "annotations": {"stage": makers[0].name}})
         else:
             files = digests.tree(work.root / dep)
-            entries.append(
-                {"name": dep, "digest": {"sha256": digest}, "annotations": {"stage": None, "files": files}}
-            )
+            entries.append({"name": dep, "digest": {"sha256": digest}, "annotations": {"stage": None, "files": files}})
     return entries
 
 

@@ -12,6 +12,7 @@ import os
 import re
 import select
 import signal
+import sqlite3
 import sys
 import traceback
 import urllib.error
@@ -34,6 +35,8 @@ from tasks.recording import (
 )
 
 _BATCH = 1000  # metrics in one request, MLflow's limit
+_SQLITE = "sqlite:///"
+_NICENESS = 10  # the stage's own threads come first; while it waits for the courier they leave the processor free
 
 
 def _name(name: str) -> str:
@@ -41,15 +44,19 @@ def _name(name: str) -> str:
     return re.sub(r"[^\w\-. /:]", "_", name)
 
 
+class _Elsewhere(Exception):
+    """A journal that was begun at another tracking server."""
+
+
 class _Delivery:
     """Carries one journal into MLflow, from where the last courier stopped."""
 
-    def __init__(self, client: Any, journal: Path, uri: str, abandoned: bool) -> None:
+    def __init__(self, client: Any, journal: Path, uri: str, phase: str, abandoned: bool) -> None:
         self._client, self._journal, self._abandoned = client, journal, abandoned
         self._state = read_json(state_path(journal)) if abandoned else {}
         if self._state.get("uri") not in (None, uri):  # half of it is at another server: leave it to that one
-            raise LookupError(f"{journal.name} belongs to {self._state['uri']}")
-        self._state |= {"uri": uri, "phase": "connected", "error": None}
+            raise _Elsewhere(self._state["uri"])
+        self._state |= {"uri": uri, "phase": phase, "error": None}
         self.ended = False
 
     def carry(self, final: bool = False) -> None:
@@ -101,18 +108,15 @@ class _Delivery:
             run = created.info.run_id
         self._state |= {"run_id": run, "experiment": experiment}
         write_json(state_path(self._journal), self._state)
-        with suppress(FileNotFoundError):  # the scratch of a stage that ended long ago may be gone
-            write_json(
-                Path(event["run_file"]), {"invocation": event["tags"]["ratchet.invocation"], "run_id": run}
-            )
+        run_file, invocation = Path(event["run_file"]), event["tags"]["ratchet.invocation"]
+        if read_json(run_file).get("invocation") == invocation:  # else its scratch is gone or somebody else's
+            write_json(run_file, {"invocation": invocation, "run_id": run})
         params = [Param(_name(name), value[:6000]) for name, value in event["params"].items()]
         for first in range(0, len(params), 100):
             client.log_batch(run, params=params[first : first + 100])
         datasets = [
             DatasetInput(
-                Dataset(
-                    name=item["name"], digest=item["digest"][:36], source_type="local", source=item["name"]
-                ),
+                Dataset(name=item["name"], digest=item["digest"][:36], source_type="local", source=item["name"]),
                 [InputTag("mlflow.data.context", "input"), InputTag("sha256", item["digest"])],
             )
             for item in event["datasets"]
@@ -123,9 +127,7 @@ class _Delivery:
 
     def _earlier_run(self, experiment: str, event: dict[str, Any]) -> str | None:
         invocation = event["tags"]["ratchet.invocation"]
-        runs = self._client.search_runs(
-            [experiment], f"tags.`ratchet.invocation` = '{invocation}'", max_results=1
-        )
+        runs = self._client.search_runs([experiment], f"tags.`ratchet.invocation` = '{invocation}'", max_results=1)
         return runs[0].info.run_id if runs else None
 
     def _models(self, experiment: str, digests: list[str]) -> list[str]:
@@ -177,21 +179,39 @@ def _connect(root: Path, report: Callable[[str], None]) -> Any:
     if uri.startswith(("http://", "https://")):
         report("connecting")
         _knock(uri)
+    if uri.startswith(_SQLITE):
+        report("connecting")
+        _try_lock(Path(uri.removeprefix(_SQLITE)))
     report("importing")
     from mlflow import MlflowClient
 
-    if uri.startswith("sqlite:///"):
-        _make_database(Path(uri.removeprefix("sqlite:///")), lambda: report("creating"))
-    report("connecting")
+    if uri.startswith(_SQLITE):
+        _make_database(Path(uri.removeprefix(_SQLITE)), lambda: report("creating"))
+    report(_connected_phase(uri))
     client = MlflowClient(tracking_uri=uri)
     client.get_experiment("0")
     return client
+
+
+def _connected_phase(uri: str) -> str:
+    return "local" if uri.startswith(_SQLITE) else "connected"
 
 
 def _knock(uri: str) -> None:
     """See that something answers HTTP at `uri`, before the time to import MLflow is spent on it."""
     with suppress(urllib.error.HTTPError):
         urllib.request.urlopen(re.sub(r"(?<=://)[^/@]+@", "", uri), timeout=TIMEOUT).close()
+
+
+def _try_lock(database: Path) -> None:
+    """See that `database`, if it is there, can be written and is not locked for long."""
+    if database.exists():
+        connection = sqlite3.connect(database, timeout=TIMEOUT, isolation_level=None)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+        finally:
+            connection.close()
 
 
 def _make_database(database: Path, announce: Callable[[], None]) -> None:
@@ -227,8 +247,8 @@ def _deliver_abandoned(client: Any, root: Path, own: Path | None, uri: str) -> N
             except BlockingIOError:  # its stage is alive
                 continue
             try:
-                _Delivery(client, journal, uri, abandoned=True).carry(final=True)
-            except LookupError:
+                _Delivery(client, journal, uri, "", abandoned=True).carry(final=True)
+            except _Elsewhere:
                 continue
             except Exception:
                 client.get_experiment("0")  # raises when the server is gone, which is not the journal's fault
@@ -247,6 +267,7 @@ def courier(own: Path | None, root: Path) -> None:
     """Deliver abandoned journals, then `own` as the stage writes it, until the stage ends or dies."""
     for number in (signal.SIGTERM, signal.SIGINT):  # the stage tells how it ended; these would lose that
         signal.signal(number, signal.SIG_IGN)
+    os.nice(_NICENESS)
     uri = scrub(tracking_uri(root))
 
     def report(phase: str, error: str | None = None) -> None:
@@ -255,11 +276,10 @@ def courier(own: Path | None, root: Path) -> None:
 
     try:
         client = _connect(root, report)
-        report("connected")
         _deliver_abandoned(client, root, own, uri)
         if own is None:
             return
-        delivery = _Delivery(client, own, uri, abandoned=False)
+        delivery = _Delivery(client, own, uri, _connected_phase(uri), abandoned=False)
         alive = True
         while not delivery.ended:
             delivery.carry(final=not alive)

@@ -23,7 +23,8 @@ from typing import Any
 
 SPOOL = Path(".ratchet/mlflow-spool")
 PATIENCE = 2.5  # seconds a stage waits at its end for a tracking server, all its waits together
-SETUP_PATIENCE = 60.0  # the same while MLflow is imported or the local database is made; neither can hang
+LOCAL_PATIENCE = 60.0  # the same for what cannot hang: importing MLflow, a local database that nobody has locked
+LOCAL_PHASES = (None, "importing", "creating", "local")
 TIMEOUT = 2  # seconds of one request to a tracking server
 FLUSH = 5.0  # seconds between two batches of metrics
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s'\"]+@")
@@ -88,12 +89,10 @@ class Recorder:
         self._journal = root / SPOOL / f"{stage}-{invocation}.jsonl"
         self._journal.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(self._journal, "a", encoding="utf-8")  # noqa: SIM115  open for the life of the stage
-        fcntl.flock(
-            self._file, fcntl.LOCK_EX
-        )  # while held, no other courier takes this journal for an abandoned one
+        fcntl.flock(self._file, fcntl.LOCK_EX)  # while held, no other courier takes this journal for an abandoned one
         self._flushed = time.monotonic()
         self._waited = 0.0
-        self._setup_patience = SETUP_PATIENCE
+        self._local_patience = LOCAL_PATIENCE
         self._courier: subprocess.Popen[bytes] | None = None
         self._invocation = invocation
         self._run_file = Path()
@@ -136,7 +135,7 @@ class Recorder:
     def finish(self, status: str, patience: float | None = None) -> str | None:
         """End the run as FINISHED, FAILED or KILLED. Returns a warning when MLflow does not have it yet."""
         if patience is not None:
-            self._waited, self._setup_patience = PATIENCE - patience, patience
+            self._waited, self._local_patience = PATIENCE - patience, patience
         self._add({"event": "end", "time": milliseconds(), "status": status}, flush=True)
         self._ring()
         delivered = self._wait(lambda state: not self._journal.exists())
@@ -179,8 +178,8 @@ class Recorder:
             if done(state):
                 return True
             moment = time.monotonic()
-            if state.get("phase") in (None, "importing", "creating"):
-                patience_left = moment - started < self._setup_patience
+            if state.get("phase") in LOCAL_PHASES:
+                patience_left = moment - started < self._local_patience
             else:
                 self._waited += moment - before
                 patience_left = self._waited < PATIENCE
