@@ -128,3 +128,5 @@ def forget_run(root: Path, entry: dict[str, Any], since: float) -> None:
             found = read_yaml(path)
             if all(found.get(key) == entry.get(key) for key in ("cmd", "params", "deps", "outs")):
                 path.unlink()
+                if not any(path.parent.iterdir()):  # DVC fails on an empty directory of a key
+                    path.parent.rmdir()

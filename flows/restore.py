@@ -42,6 +42,15 @@ def previous_output(root: Path, node: Node, entry: dict[str, Any]) -> str:
     return f"Brought back {names} of the last good run; it was made with the old inputs."
 
 
+def remove_unrecorded(root: Path, node: Node, entry: dict[str, Any]) -> None:
+    """Remove outputs of a stage that are not what its dvc.lock entry names."""
+    wanted = dvcfiles.recorded(entry, "outs")
+    for out in node.outs:
+        path = root / out
+        if path.exists() and _digest(path) != wanted.get(out):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 def _digest(path: Path) -> str | None:
     try:
         return digests.dvc_md5(path)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from flows import dvcfiles
 from flows.locks import run_lock
 from flows.plan import FRESH, Judge, StageState, refuse_stale_above, validate
 from flows.process import StageProcess, end_leftovers, settle
-from flows.restore import previous_output, unrecorded_restore
+from flows.restore import previous_output, remove_unrecorded, unrecorded_restore
 from tasks import codelock
 from tasks.graph import Graph, load_graph
 
@@ -121,17 +121,17 @@ class Session:
             self._ended.append(running.process)
         judge_end = self._succeeded if running.process.poll() == 0 else self._failed
         outcome = judge_end(name, running)
-        if not outcome.is_good and outcome.message and running.previous:
-            note = previous_output(self.root, self.graph.nodes[name], running.previous)
-            outcome = Outcome(
-                name,
-                outcome.status,
-                outcome.kind,
-                f"{outcome.message}\n{note}",
-                outcome.seconds,
-                outcome.reasons,
-            )
-        return outcome
+        if outcome.is_good:
+            return outcome
+        return replace(outcome, message="\n".join(filter(None, [outcome.message, self._clear(name, running)])))
+
+    def _clear(self, name: str, running: Running) -> str:
+        """Leave no half-written output: bring back the last good one, or nothing at all. Says which."""
+        node = self.graph.nodes[name]
+        note = previous_output(self.root, node, running.previous) if running.previous else ""
+        if f"Running stage '{name}'" in running.process.output():  # DVC had taken the old output away by then
+            remove_unrecorded(self.root, node, running.previous or {})
+        return note
 
     def _succeeded(self, name: str, running: Running) -> Outcome:
         process, seconds = running.process, running.process.seconds
@@ -239,4 +239,4 @@ def _last_words(text: str) -> str:
     """The last lines a failed process said, without what DVC says around them."""
     lines = [line.rstrip() for line in text.splitlines() if not _NOISE.match(line)]
     own = [line for line in lines if not line.startswith("ERROR: failed to reproduce")]
-    return "\n".join(own[-5:])
+    return "\n".join((own or lines)[-5:])
