@@ -62,12 +62,18 @@ def main(compute: Callable[[Execution], None], argv: list[str] | None = None, *,
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     try:
         _run(compute, ending, group)
+    except _Busy as error:
+        ending.refuse(str(error))
     except UserError as error:
         ending.fail("user", str(error), 2)
     except BaseException as error:  # whatever it was, the outcome file has to say so
         traceback.print_exc()
         ending.fail("internal", in_words(error), 1)
     ending.leave()
+
+
+class _Busy(UserError):
+    """Another process runs this stage; how the stage ended is that one's to say."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,7 @@ def _lock(directory: Path, stage: str) -> IO[str]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.seek(0)
-        raise UserError(f"already running as process {lock.read().strip()}; wait for it or stop it") from None
+        raise _Busy(f"already running as process {lock.read().strip()}; wait for it or stop it") from None
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()

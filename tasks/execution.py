@@ -107,9 +107,7 @@ class Execution:
         (self.output / "metrics.json").write_text(text + "\n", encoding="utf-8")
         self.log_result({name: value for name, value in values.items() if isinstance(value, int | float)})
 
-    def log_source(
-        self, name: str, path: Path | str | None = None, digest: Mapping[str, str] | None = None
-    ) -> None:
+    def log_source(self, name: str, path: Path | str | None = None, digest: Mapping[str, str] | None = None) -> None:
         """Note something read from outside the project, for the lineage record.
 
         `name` is a path, URI or hub id. It comes with the file or directory at `path`, which is digested

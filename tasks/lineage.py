@@ -94,9 +94,7 @@ def git_state(root: Path) -> dict[str, Any]:
 def _git(root: Path, *arguments: str) -> bytes | None:
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     try:
-        done = subprocess.run(
-            ["git", *arguments], cwd=root, env=environment, capture_output=True, check=False
-        )
+        done = subprocess.run(["git", *arguments], cwd=root, env=environment, capture_output=True, check=False)
     except FileNotFoundError:
         return None
     return done.stdout if done.returncode == 0 else None
@@ -122,9 +120,7 @@ def statement(
     """The record of one execution; `files`: path inside `out` -> SHA-256, `params`: what dvc.yaml names."""
     return {
         "_type": STATEMENT_TYPE,
-        "subject": [
-            {"name": f"{out}/{name}", "digest": {"sha256": digest}} for name, digest in sorted(files.items())
-        ],
+        "subject": [{"name": f"{out}/{name}", "digest": {"sha256": digest}} for name, digest in sorted(files.items())],
         "predicateType": PREDICATE_TYPE,
         "predicate": {
             "buildDefinition": {

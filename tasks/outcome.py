@@ -70,6 +70,12 @@ class Ending:
         print(f"{self.stage}: {message}", flush=True)
         self._end(status, None, message, 0, "FINISHED")
 
+    def refuse(self, message: str) -> None:
+        """End with exit code 2, leaving the outcome file to the process that runs the stage."""
+        self.close()
+        print(f"{self.stage}: {message}", file=sys.stderr, flush=True)
+        self._code = 2
+
     def fail(self, kind: str, message: str, code: int) -> None:
         self.close()
         print(f"{self.stage}: {message}", file=sys.stderr, flush=True)
@@ -88,12 +94,7 @@ class Ending:
             signal.signal(number, lambda *_: None)
         threading.Thread(target=self._await_signal, args=(reader, numbers), daemon=True).start()
 
-        def forget() -> None:  # a forked worker of the stage must not report its own end as the stage's
-            signal.set_wakeup_fd(-1)
-            for number in numbers:
-                signal.signal(number, signal.SIG_DFL)
-
-        os.register_at_fork(after_in_child=forget)
+        _keep_from_forks(numbers)
 
     def _await_signal(self, reader: int, numbers: tuple[int, ...]) -> None:
         while (number := os.read(reader, 1)[0]) not in numbers:
@@ -140,10 +141,27 @@ class Ending:
             **self._fields,
             "mlflow_run_id": run,
         }
-        with suppress(
-            OSError
-        ):  # a full disk may be what ended the stage; the exit code and the log still say it
+        with suppress(OSError):  # a full disk may be what ended the stage; the exit code and the log still say it
             write_atomically(OUTCOMES / f"{self.stage}.json", json.dumps(outcome, indent=1) + "\n")
+
+
+def _keep_from_forks(numbers: tuple[int, ...]) -> None:
+    """Give forked workers of the stage the default signal handling, so that their end is not taken for the stage's.
+
+    The signals wait while a fork is going on: one that comes early would still meet the handler of the stage.
+    """
+
+    def in_child() -> None:
+        signal.set_wakeup_fd(-1)
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, numbers),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers),
+        after_in_child=in_child,
+    )
 
 
 def in_words(error: BaseException) -> str:

@@ -31,9 +31,7 @@ def check_output(output: Path, root: Path) -> None:
         if path.is_symlink() or not path.is_file():
             raise ContractError(f"output file {name} is a link or special file; outputs are plain files")
         if path.suffix in _PICKLES or (path.suffix == ".npy" and _holds_objects(path)):
-            raise ContractError(
-                f"output file {name} is a pickle, which runs code when loaded; use safetensors or JSON"
-            )
+            raise ContractError(f"output file {name} is a pickle, which runs code when loaded; use safetensors or JSON")
         if path.suffix in _TEXTS and path.stat().st_size <= _SMALL:
             text = path.read_bytes()
             for place in _places(root):

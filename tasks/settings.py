@@ -84,9 +84,8 @@ def load_params(root: Path | str, only: Collection[str] | None = None) -> Settin
     document, graph = read_yaml(root / PARAMS), read_yaml(root / "dvc.yaml")
     if not document:
         raise UserError(f"{PARAMS}: the file is empty; it must hold seed, threads and a section per stage")
-    models = {group: stage_params(group) for group in _groups(graph)}
-    if only is not None:
-        models = {name: model for name, model in models.items() if any(_within(key, name) for key in only)}
+    groups = [group for group in _groups(graph) if only is None or any(_within(key, group) for key in only)]
+    models = {group: stage_params(group) for group in groups}
     problems = [] if only is not None else _unknown(document, [*_TopLevel.model_fields, "rounds", *models], "")
     top = {name: document[name] for name in _TopLevel.model_fields if name in document}
     wanted_top = [name for name in _TopLevel.model_fields if only is None or name in only]
