@@ -119,7 +119,5 @@ def _model_type(directory: Path) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise UserError(
-            f"{path.parent} is no checkpoint: it has no {path.name}; give a Hugging Face directory"
-        )
+        raise UserError(f"{path.parent} is no checkpoint: it has no {path.name}; give a Hugging Face directory")
     return json.loads(path.read_text())

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _KEPT = (".json", ".safetensors", ".txt", ".model", ".jinja")
-_STD = 0.02
 
 
 def materialise(params: BaseParams, seed: int, output: Path) -> dict[str, float]:
@@ -59,15 +58,17 @@ def qwen3_config(architecture: Architecture, tokenizer: Any) -> dict[str, Any]:
 def initialise(config: Mapping[str, Any], seed: int) -> PreTrainedModel:
     """A Qwen3 model with weights that depend on (config, seed, parameter name) only.
 
-    Matrices are normal with standard deviation 0.02, those that write into the residual stream smaller by
-    sqrt(2 x layers) (Radford et al. 2019, section 2.3); norms are 1.
+    Matrices are normal, with standard deviation 0.02 at a width of 768 and in proportion to 1/sqrt(width) elsewhere
+    (small models hardly learn at 0.02), those that write into the residual stream smaller by sqrt(2 x layers)
+    (Radford et al. 2019, section 2.3); norms are 1.
     """
     import torch
     from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 
     model_class = causal_lm_class("qwen3")
     model = model_class._from_config(Qwen3Config(**config), dtype=torch.float32)
-    residual = _STD / (2 * model.config.num_hidden_layers) ** 0.5
+    width_std = 0.02 * (768 / model.config.hidden_size) ** 0.5
+    residual_std = width_std / (2 * model.config.num_hidden_layers) ** 0.5
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim < 2:
@@ -75,7 +76,7 @@ def initialise(config: Mapping[str, Any], seed: int) -> PreTrainedModel:
                 continue
             digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-            std = residual if name.endswith(("o_proj.weight", "down_proj.weight")) else _STD
+            std = residual_std if name.endswith(("o_proj.weight", "down_proj.weight")) else width_std
             parameter.normal_(0.0, std, generator=generator)
     return model
 
@@ -97,13 +98,9 @@ def import_checkpoint(checkpoint: str, revision: str | None, sha256: str | None,
     if not any(path.suffix == ".safetensors" for path in kept):
         pickles = [path.name for path in directory.iterdir() if path.suffix in _PICKLES]
         found = (
-            f"only {', '.join(sorted(pickles))}; pickles can run code, so they are refused"
-            if pickles
-            else "no weights"
+            f"only {', '.join(sorted(pickles))}; pickles can run code, so they are refused" if pickles else "no weights"
         )
-        raise UserError(
-            f"base.source.checkpoint: {checkpoint} has {found}. Give a checkpoint with *.safetensors files"
-        )
+        raise UserError(f"base.source.checkpoint: {checkpoint} has {found}. Give a checkpoint with *.safetensors files")
     found_sha256 = files_sha256(kept)
     if sha256 is None:
         raise UserError(
@@ -132,24 +129,16 @@ def files_sha256(paths: list[Path]) -> str:
 
 def _download(name: str, revision: str | None) -> Path:
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise UserError(
-            f"base.source.checkpoint: there is no directory {name}, and it is no hub name (owner/name)"
-        )
+        raise UserError(f"base.source.checkpoint: there is no directory {name}, and it is no hub name (owner/name)")
     if revision is None or not re.fullmatch("[0-9a-f]{40}", revision):
-        raise UserError(
-            f"base.source.revision: give the commit of {name} on the hub, 40 hex digits, not {revision!r}"
-        )
+        raise UserError(f"base.source.revision: give the commit of {name} on the hub, 40 hex digits, not {revision!r}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(
-            snapshot_download(name, revision=revision, allow_patterns=[f"*{suffix}" for suffix in _KEPT])
-        )
+        return Path(snapshot_download(name, revision=revision, allow_patterns=[f"*{suffix}" for suffix in _KEPT]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise UserError(
-            f"base.source.checkpoint: {name} at {revision} could not be downloaded: {error}"
-        ) from error
+        raise UserError(f"base.source.checkpoint: {name} at {revision} could not be downloaded: {error}") from error
 
 
 def _scrub(path: Path) -> None:

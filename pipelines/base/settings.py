@@ -16,16 +16,12 @@ class Architecture(Strict):
     layers: int = Field(ge=1, le=256, description="number of transformer blocks")
     heads: int = Field(ge=1, le=256, description="query heads")
     kv_heads: int = Field(ge=1, le=256, description="key and value heads; divides heads")
-    head_dim: int = Field(
-        ge=4, le=512, multiple_of=2, description="width of one head; even, for rotary positions"
-    )
+    head_dim: int = Field(ge=4, le=512, multiple_of=2, description="width of one head; even, for rotary positions")
     mlp: int = Field(ge=8, le=131072, description="width of the gated MLP")
     rope_theta: float = Field(
         gt=1, description="base of the rotary frequencies; smaller tells near positions apart better"
     )
-    max_length: int = Field(
-        ge=16, le=1048576, description="longest sequence in tokens, prompt and completion"
-    )
+    max_length: int = Field(ge=16, le=1048576, description="longest sequence in tokens, prompt and completion")
 
     @model_validator(mode="after")
     def _grouped(self) -> Architecture:
@@ -45,9 +41,7 @@ class Import(Strict):
     """A checkpoint somebody else trained, with its own tokenizer."""
 
     kind: Literal["import"] = Field(description="a local directory or a hub revision")
-    checkpoint: str = Field(
-        min_length=1, description="path of a Hugging Face directory, or the hub's owner/name"
-    )
+    checkpoint: str = Field(min_length=1, description="path of a Hugging Face directory, or the hub's owner/name")
     revision: str | None = Field(
         default=None, description="commit on the hub, 40 hex digits; not for a local directory"
     )

@@ -46,9 +46,7 @@ def build_tokenizer(lexicon: tuple[str, ...], max_length: int) -> PreTrainedToke
     vocabulary += [(f"<0x{byte:02X}>", _BYTE_SCORE) for byte in range(256)]
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in _CONTROL[:4]]
-    )
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _CONTROL[:4]])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in _CONTROL[4:]])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from random import Random
 
 from pipelines.environments.family import Family, Problem
 
 _CUPS = "ABCDE"
-_PARTS = ("The ball is under cup ", ". Swap the cups", ". Which cup hides the ball?")
+_PAIRS = tuple(combinations(_CUPS, 2))
+_PARTS = ("The ball is under cup", ". Swap the cups", ". Which cup hides the ball?")
 
 
 def pose(level: int, rng: Random) -> Problem:
-    """`level` swaps of two different cups each."""
+    """`level` swaps of two cups each."""
     cup = start = rng.choice(_CUPS)
-    swaps = [rng.sample(_CUPS, 2) for _ in range(level)]
-    path = []
-    for one, other in swaps:
+    swaps, work = [], ""
+    for one, other in rng.choices(_PAIRS, k=level):
         cup = other if cup == one else one if cup == other else cup
-        path.append(cup)
-    pairs = "".join(f" {one}{other}" for one, other in swaps)
+        swaps.append(f" {one}-{other}")
+        work += f" {one}-{other} {cup}"
     return Problem(
         family=FAMILY.name,
         level=level,
-        prompt=f"{_PARTS[0]}{start}{_PARTS[1]}{pairs}{_PARTS[2]}",
+        prompt=f"{_PARTS[0]} {start}{_PARTS[1]}{''.join(swaps)}{_PARTS[2]}",
         answer=cup,
-        work="".join(f" {cup}." for cup in path),
+        work=work,
         verifier="exact",
     )
 
 
-FAMILY = Family("cups", levels=(5, 6, 7, 8), lexicon=(*_PARTS, *(f" {cup}" for cup in _CUPS)), pose=pose)
+FAMILY = Family(
+    "cups",
+    levels=(5, 6, 7, 8),
+    lexicon=(*_PARTS, *(f" {cup}" for cup in _CUPS), *(f" {one}-{other}" for one, other in _PAIRS)),
+    pose=pose,
+)

@@ -5,27 +5,30 @@ from __future__ import annotations
 from random import Random
 
 from pipelines.environments.family import Family, Problem
+from pipelines.environments.words import DIGIT_WORDS
 
 _DIVISORS = (7, 9)
 _PARTS = ("What is the remainder of ", " divided by ", "?")
 
 
 def pose(level: int, rng: Random) -> Problem:
-    """A number of `level` digits, to be divided by a one-digit number that its last digits say nothing about."""
+    """A number of `level` digits, to be divided by a number that its last digits say nothing about."""
     digits = [rng.randint(1, 9)] + [rng.randint(0, 9) for _ in range(level - 1)]
     divisor = rng.choice(_DIVISORS)
-    remainders = [0]
+    remainder = 0
+    work = ""
     for digit in digits:
-        remainders.append((10 * remainders[-1] + digit) % divisor)
+        remainder = (10 * remainder + digit) % divisor
+        work += f"{digit}{DIGIT_WORDS[remainder]}"
     number = "".join(map(str, digits))
     return Problem(
         family=FAMILY.name,
         level=level,
         prompt=f"{_PARTS[0]}{number}{_PARTS[1]}{divisor}{_PARTS[2]}",
-        answer=str(remainders[-1]),
-        work="".join(map(str, remainders[1:])),
+        answer=str(remainder),
+        work=work,
         verifier="numeric",
     )
 
 
-FAMILY = Family("remainder", levels=(5, 6, 7, 8), lexicon=_PARTS, pose=pose)
+FAMILY = Family("remainder", levels=(5, 6, 7, 8), lexicon=(*_PARTS, *DIGIT_WORDS), pose=pose)

@@ -124,9 +124,7 @@ def _numeric(found: str, answer: str, arguments: dict[str, Any]) -> Verdict:
         raise UserError(f"the verifier numeric needs a number as the known answer, not {answer!r}")
     if value is None:
         return _failed("several answers" if len(_NUMBER.findall(found)) > 1 else "not a number")
-    return (
-        CORRECT if abs(value - wanted) <= Fraction(str(arguments.get("tolerance", 0))) else _failed("wrong")
-    )
+    return CORRECT if abs(value - wanted) <= Fraction(str(arguments.get("tolerance", 0))) else _failed("wrong")
 
 
 def _number(text: str) -> Fraction | None:
