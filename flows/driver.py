@@ -68,14 +68,14 @@ def run(
     Raises UserError before anything runs, KeyboardInterrupt when interrupted; no stage process is left then.
     """
     begun = time.monotonic()
-    with _interruptible(), open_session(root) as session:
+    with interruptible(), open_session(root) as session:
         for note in session.notes:
             display.note(note)
         stages = session.select(names, upstream, downstream)
-        forced = {stage for name in names for stage in session.graph.resolve(name)} or set(stages)
+        forced = session.forced(names, stages) if force else set()
         display.begin(session, stages)
         try:
-            outcomes = _loop(session, stages, forced if force else set(), display)
+            outcomes = _loop(session, stages, forced, display)
         finally:
             display.close()
     return Result([outcomes[name] for name in stages], time.monotonic() - begun)
@@ -130,7 +130,7 @@ def blocked(name: str, broken: list[str]) -> Outcome:
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into KeyboardInterrupt; once one came, further ones do not disturb the ending."""
 
     def interrupt(number: int, _frame: object) -> None:

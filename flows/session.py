@@ -27,7 +27,7 @@ from tasks.graph import Graph, load_graph
 
 _SETTLE = 6.0  # seconds that helpers of a stage may outlive it
 _SUCCEEDED = ("done", "restored", "republished", "skipped")
-_NOISE = re.compile(
+NOISE = re.compile(
     r"^(Running stage |Updating lock file |Generating lock file |Use `dvc push`|To track the changes with git"
     r"|To enable auto staging|\tgit add |\tdvc config |> |\s*$)"
 )
@@ -69,6 +69,8 @@ class Session:
         self._running: dict[str, Running] = {}
         self._ended: list[StageProcess] = []
         self._mutex = threading.Lock()
+        self.closing = threading.Event()
+        """Set when the run is being ended: stages that die from then on have not failed."""
 
     def select(self, names: Collection[str], upstream: bool, downstream: bool) -> list[str]:
         """The stages a run concerns, in topological order.
@@ -84,18 +86,25 @@ class Session:
         refuse_stale_above(self.graph, self.plan, chosen)
         return [name for name in self.graph.nodes if name in chosen]
 
+    def forced(self, names: Collection[str], selected: Collection[str]) -> set[str]:
+        """The stages that `--force` means: the named ones, all selected ones when none is named."""
+        return {stage for name in names for stage in self.graph.resolve(name)} or set(selected)
+
     def state(self, name: str) -> StageState:
         """The state of one stage at this moment."""
         return Judge(self.graph, self.code).state(self.graph.nodes[name])
 
-    def start(self, name: str, forced: bool) -> Running | None:
-        """Start a stage in a process group of its own; None when it is fresh and not forced."""
+    def start(self, name: str, forced: bool, resume: bool = False) -> Running | None:
+        """Start a stage in a process group of its own; None when it is fresh and not forced.
+
+        A forced stage begins from nothing, unless it may `resume` what an earlier attempt of this run left.
+        """
         judge = Judge(self.graph, self.code)
         node = self.graph.nodes[name]
         state = judge.state(node)
         if state.state == FRESH and not forced:
             return None
-        if forced:
+        if forced and not resume:
             shutil.rmtree(self._scratch(name), ignore_errors=True)
         reasons = state.reasons or ["forced"]
         command = [
@@ -222,6 +231,8 @@ def open_session(root: Path | str) -> Iterator[Session]:
             yield session
             ended_well = True
         finally:
+            if not ended_well:
+                session.closing.set()
             settle(session.running(), _SETTLE if ended_well else 0.0)
 
 
@@ -237,6 +248,6 @@ def _move_orphans(root: Path, graph: Graph) -> list[str]:
 
 def _last_words(text: str) -> str:
     """The last lines a failed process said, without what DVC says around them."""
-    lines = [line.rstrip() for line in text.splitlines() if not _NOISE.match(line)]
+    lines = [line.rstrip() for line in text.splitlines() if not NOISE.match(line)]
     own = [line for line in lines if not line.startswith("ERROR: failed to reproduce")]
     return "\n".join((own or lines)[-5:])

@@ -36,9 +36,7 @@ class Node:
 class Graph:
     """The stages in topological order, and their edges."""
 
-    def __init__(
-        self, root: Path, nodes: list[Node], group_directories: frozenset[str] = frozenset()
-    ) -> None:
+    def __init__(self, root: Path, nodes: list[Node], group_directories: frozenset[str] = frozenset()) -> None:
         self.root = root
         self.group_directories = group_directories
         """Directories whose children are the outputs of one `foreach` group, such as data/rl."""
@@ -132,9 +130,7 @@ def load_graph(root: Path | str) -> Graph:
         if "foreach" in definition:
             template = definition.get("do")
             if not isinstance(template, dict):
-                raise UserError(
-                    f"dvc.yaml: stages.{name}: `foreach` needs a `do:` with the stage's definition."
-                )
+                raise UserError(f"dvc.yaml: stages.{name}: `foreach` needs a `do:` with the stage's definition.")
             directories.update(_group_directories(template))
             for key, scope in _iterations(name, definition["foreach"], values):
                 nodes.append(_node(f"{name}@{key}", name, key, template, {**values, **scope}))
@@ -164,9 +160,7 @@ def _iterations(name: str, foreach: Any, values: dict[Any, Any]) -> Iterator[tup
             yield key, {"key": key, "item": item}
     elif isinstance(data, list):
         if any(isinstance(item, dict | list) for item in data):
-            raise UserError(
-                f"{source}: a list of plain values or a mapping is needed here, not a nested list."
-            )
+            raise UserError(f"{source}: a list of plain values or a mapping is needed here, not a nested list.")
         for item in data:
             yield _text(item), {"item": item}
     else:
@@ -177,9 +171,7 @@ def _node(name: str, group: str, key: str | None, definition: dict[str, Any], sc
     where = f"dvc.yaml: stages.{name}"
     unknown = sorted(set(definition) - _KNOWN)
     if unknown:
-        raise UserError(
-            f"{where}.{unknown[0]}: this field is not supported; allowed: {', '.join(sorted(_KNOWN))}."
-        )
+        raise UserError(f"{where}.{unknown[0]}: this field is not supported; allowed: {', '.join(sorted(_KNOWN))}.")
     resolved = _fill({k: v for k, v in definition.items() if k not in ("desc", "meta")}, scope, where)
     command = resolved.get("cmd")
     if not isinstance(command, str) or not command:

@@ -42,9 +42,7 @@ def scan(path: Path, name: str, base: Path, project: tuple[str, ...]) -> Module:
     try:
         syntax = ast.parse(path.read_bytes(), filename=name)
     except SyntaxError as error:
-        raise UserError(
-            f"{name}, line {error.lineno}: not valid Python ({error.msg}); mend it first."
-        ) from None
+        raise UserError(f"{name}, line {error.lineno}: not valid Python ({error.msg}); mend it first.") from None
     package = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     if not name.endswith("/__init__.py"):
         package = package.rpartition(".")[0]
