@@ -3,7 +3,7 @@
 `audit(root, target)` gives a dict, which `ratchet audit --json` prints; its shape is stable:
 
     target       what was asked: a stage or a directory
-    path         the directory that was looked at
+    path         the directory that was looked at, relative to the project if it lies inside
     stage        the stage that made it
     record       SHA-256 of its record, the key of `executions`
     state        intact | modified | missing: the bytes at `path` against the record
@@ -62,7 +62,7 @@ def audit(root: Path | str, target: str) -> dict[str, Any]:
     differences = _differences(record.files, _tree(path))
     return {
         "target": target,
-        "path": str(path),
+        "path": _relative(root, path) or str(path),
         "stage": record.stage,
         "record": record.sha256,
         "state": "missing" if not path.exists() else "modified" if modified else "intact",

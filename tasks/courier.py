@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.recording import (
-    FLUSH,
+    EVERY,
     SPOOL,
     TIMEOUT,
     milliseconds,
@@ -285,7 +285,7 @@ def courier(own: Path | None, root: Path) -> None:
             delivery.carry(final=not alive)
             if not alive:
                 return
-            if not delivery.ended and select.select([sys.stdin], [], [], FLUSH)[0]:
+            if not delivery.ended and select.select([sys.stdin], [], [], EVERY)[0]:
                 alive = bool(os.read(sys.stdin.fileno(), 4096))
     except Exception as error:  # MLflow being down, full or broken never fails a stage
         reason = scrub(f"{type(error).__name__}: {error}".splitlines()[0])[:300]

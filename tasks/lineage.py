@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ def git_state(root: Path) -> dict[str, Any]:
     Without git, or before the first commit, `commit` is None and `note` says which. `diff_sha256` covers the
     uncommitted changes of tracked files and the content of untracked ones; it is None when there are none.
     """
+    if shutil.which("git") is None:
+        return {"commit": None, "dirty": None, "diff_sha256": None, "note": "git is not installed"}
     inside = _git(root, "rev-parse", "--is-inside-work-tree")
     if inside is None:
         return {"commit": None, "dirty": None, "diff_sha256": None, "note": "not a git repository"}

@@ -26,7 +26,7 @@ PATIENCE = 2.5  # seconds a stage waits at its end for a tracking server, all it
 LOCAL_PATIENCE = 60.0  # the same for what cannot hang: importing MLflow, a local database that nobody has locked
 LOCAL_PHASES = (None, "importing", "creating", "local")
 TIMEOUT = 2  # seconds of one request to a tracking server
-FLUSH = 5.0  # seconds between two batches of metrics
+EVERY = 5.0  # seconds between two batches of metrics
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s'\"]+@")
 
 
@@ -88,9 +88,9 @@ class Recorder:
         self._root = root
         self._journal = root / SPOOL / f"{stage}-{invocation}.jsonl"
         self._journal.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self._journal, "a", encoding="utf-8")  # noqa: SIM115  open for the life of the stage
+        # line by line, so that a kill loses nothing; open for the life of the stage
+        self._file = open(self._journal, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
         fcntl.flock(self._file, fcntl.LOCK_EX)  # while held, no other courier takes this journal for an abandoned one
-        self._flushed = time.monotonic()
         self._waited = 0.0
         self._local_patience = LOCAL_PATIENCE
         self._courier: subprocess.Popen[bytes] | None = None
@@ -100,7 +100,7 @@ class Recorder:
     def start(self, run_file: Path, **event: Any) -> None:
         """Open the run: experiment, run_name, tags, params, datasets, parents (output digests)."""
         self._run_file = run_file
-        self._add({"event": "start", "time": milliseconds(), "run_file": str(run_file), **event}, flush=True)
+        self._add({"event": "start", "time": milliseconds(), "run_file": str(run_file), **event})
         self._courier = subprocess.Popen(
             [sys.executable, "-m", "tasks.courier", str(self._journal)],
             cwd=self._root,
@@ -118,7 +118,7 @@ class Recorder:
 
     def output(self, **event: Any) -> None:
         """Note a checkpoint: name, path, digest, tags."""
-        self._add({"event": "output", **event}, flush=True)
+        self._add({"event": "output", **event})
         self._ring()
 
     def ids(self) -> tuple[str | None, str | None]:
@@ -136,7 +136,7 @@ class Recorder:
         """End the run as FINISHED, FAILED or KILLED. Returns a warning when MLflow does not have it yet."""
         if patience is not None:
             self._waited, self._local_patience = PATIENCE - patience, patience
-        self._add({"event": "end", "time": milliseconds(), "status": status}, flush=True)
+        self._add({"event": "end", "time": milliseconds(), "status": status})
         self._ring()
         delivered = self._wait(lambda state: not self._journal.exists())
         self._file.close()
@@ -157,11 +157,8 @@ class Recorder:
             f"its events wait in {SPOOL} and a later stage delivers them"
         )
 
-    def _add(self, event: dict[str, Any], flush: bool = False) -> None:
+    def _add(self, event: dict[str, Any]) -> None:
         self._file.write(json.dumps(event) + "\n")
-        if flush or time.monotonic() - self._flushed > FLUSH:
-            self._file.flush()
-            self._flushed = time.monotonic()
 
     def _ring(self) -> None:
         if self._courier and self._courier.stdin:

@@ -26,5 +26,5 @@ def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def finished(_finished: Path, tmp_path: Path) -> Project:
     """A project in which every stage has run, without a tracking server."""
-    shutil.copytree(_finished, tmp_path / "toy", symlinks=True)
-    return Project(tmp_path / "toy", copied=True)
+    shutil.copytree(_finished, tmp_path / "finished")
+    return Project(tmp_path / "finished", copied=True)
