@@ -1,4 +1,4 @@
-"""Verified samples of a checkpoint inside a stage: drawn once, read back by a stage that was killed after drawing them."""
+"""Verified samples of a checkpoint inside a stage: drawn once, read back by a stage that was killed after that."""
 
 from __future__ import annotations
 

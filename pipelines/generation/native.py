@@ -1,4 +1,4 @@
-"""The native engine: PyTorch, a key/value cache, prefill shared by the samples of a prompt; finished rows leave the batch.
+"""The native engine: PyTorch, a key/value cache, prefill shared by the samples of a prompt, no finished rows.
 
 Works with any causal language model of `transformers` that takes a `DynamicCache`.
 """

@@ -1,4 +1,4 @@
-"""Rollouts of problems: sample with an engine, verify, lay out as records. Every stage that samples comes through here."""
+"""Rollouts of problems: sample with an engine, verify, lay out as records. Every stage that samples uses this."""
 
 from __future__ import annotations
 

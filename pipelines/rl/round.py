@@ -1,7 +1,7 @@
 """One RL round: sample groups, score them against their own mean, update the policy, keep every rollout.
 
 GRPO-style policy optimisation (Shao et al. 2024, DeepSeekMath, section 4.1) with the group mean as baseline, a
-token-level denominator over the whole update and separate clips (DAPO, Yu et al. 2025), and only groups that hold both outcomes.
+token-level denominator over the whole update and separate clips (DAPO, Yu et al. 2025), on groups with both outcomes.
 Legend: P problems of a step, G rollouts per problem, R = P x G rollouts, T tokens.
 """
 

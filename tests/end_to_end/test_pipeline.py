@@ -32,7 +32,7 @@ def test_metrics_hold_every_checkpoint(project):
     for found in metrics["checkpoints"].values():
         assert found["accuracy"].keys() == {"mean", "low", "high", "n"}
         assert found["accuracy"]["low"] <= found["accuracy"]["mean"] <= found["accuracy"]["high"]
-        assert set(found["families"]) == {"chain_sum", "remainder", "cups", "relay"}
+        assert set(found["families"]) == {"chain_sum", "remainder", "cups", "robot"}
     sizes = {name: found["parameters"] for name, found in metrics["checkpoints"].items()}
     assert sizes["student"] <= sizes["rl@2"] / 2
 

@@ -67,7 +67,7 @@ def test_weights_that_do_not_fit_are_refused(tiny_model):
     engine = NativeEngine(tiny_model(), [1], 0)
     weights = dict(tiny_model().state_dict())
     name = "model.norm.weight"
-    with pytest.raises(ValueError, match="norm.weight has shape"):
+    with pytest.raises(ValueError, match="weight has shape"):
         engine.load(weights | {name: torch.zeros(3)}, 1)
     del weights[name]
     with pytest.raises(ValueError, match="differing names"):
