@@ -127,6 +127,34 @@ def logs(
     show_log(Path.cwd(), stage, follow)
 
 
+@app.command()
+def generate(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A checkpoint directory, or a stage.")],
+    prompt: Annotated[str | None, typer.Option(help="What to ask; without it, one question per input line.")] = None,
+    samples: Annotated[int, typer.Option(min=1, max=4096, help="Answers per question.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.01, max=10.0, help="1 is the model's own distribution.")] = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, max=65536, help="Longest answer, in tokens.")] = 128,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same answers.")] = 0,
+) -> None:
+    """Ask a checkpoint."""
+    from flows.generate import converse
+
+    converse(Path.cwd(), checkpoint, prompt, samples, temperature, max_new_tokens, seed)
+
+
+@app.command()
+def recipe(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The recipe; without it they are listed.")] = None,
+) -> None:
+    """Overlay a named setting on params.yaml."""
+    from flows.recipe import apply_recipe, list_recipes
+
+    if name is None:
+        list_recipes()
+    else:
+        apply_recipe(Path.cwd(), name)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0, 1 (a stage failed), 2 (a mistake to mend) or 130 (interrupted)."""
     app(arguments)

@@ -108,6 +108,8 @@ class Judge:
             yield from self._parameter_reasons(file, keys, locked.get(file))
         yield from self._input_reasons(node, dvcfiles.recorded(entry, "deps"))
         yield from self._output_reasons(node, dvcfiles.recorded(entry, "outs"))
+        if forced_mark(self.root, node.name).exists():
+            yield "a forced rerun of it did not finish"
 
     def _parameter_reasons(self, file: str, keys: tuple[str, ...], locked: Any) -> Iterator[str]:
         before_all = locked if isinstance(locked, dict) else {}
@@ -214,6 +216,11 @@ class Judge:
                 if not child.name.startswith(".") and not any((o + "/").startswith(name + "/") for o in declared):
                     found.append(name)
         return found
+
+
+def forced_mark(root: Path, stage: str) -> Path:
+    """A file that exists from the start of a forced rerun until one finishes."""
+    return root / ".ratchet" / "forced" / stage
 
 
 def differences(key: str, before: Any, now: Any) -> Iterator[str]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from flows import dvcfiles
 from flows.locks import run_lock
-from flows.plan import FRESH, Judge, StageState, refuse_stale_above, validate
+from flows.plan import FRESH, Judge, StageState, forced_mark, refuse_stale_above, validate
 from flows.process import StageProcess, end_leftovers, settle
 from flows.restore import previous_output, remove_unrecorded, unrecorded_restore
 from tasks import codelock
@@ -97,26 +97,22 @@ class Session:
     def start(self, name: str, forced: bool, resume: bool = False) -> Running | None:
         """Start a stage in a process group of its own; None when it is fresh and not forced.
 
-        A forced stage begins from nothing, unless it may `resume` what an earlier attempt of this run left.
+        A forced stage begins from nothing, unless it may `resume` what an earlier attempt of this run left. When an
+        earlier forced run did not finish, the stage goes on with that.
         """
         judge = Judge(self.graph, self.code)
         node = self.graph.nodes[name]
         state = judge.state(node)
         if state.state == FRESH and not forced:
             return None
+        mark = forced_mark(self.root, name)
         if forced and not resume:
             shutil.rmtree(self._scratch(name), ignore_errors=True)
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
         reasons = state.reasons or ["forced"]
-        command = [
-            sys.executable,
-            "-m",
-            "dvc",
-            "--wait-for-lock",
-            "repro",
-            "-s",
-            *(["-f"] if forced else []),
-            name,
-        ]
+        options = ["-f"] if mark.exists() else []
+        command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "-s", *options, name]
         with self._mutex:
             process = StageProcess(self.root, name, command, "; ".join(reasons))
             running = Running(process, judge.ingredients(node), judge.lock.get(name), reasons)
@@ -167,6 +163,7 @@ class Session:
             status = "skipped"
         elif self._report(name, process).get("status") == "republished":
             status = "republished"
+        forced_mark(self.root, name).unlink(missing_ok=True)
         if status != "restored":
             shutil.rmtree(self._scratch(name), ignore_errors=True)
         return Outcome(name, status, seconds=seconds, reasons=running.reasons)

@@ -21,8 +21,8 @@ from typing import Any
 from pipelines.errors import UserError
 
 _LONGEST = 2000
-_NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[+-]?\.\d+")
-_RATIO = re.compile(r"([+-]?\d+)\s*/\s*(\d+)")
+_NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[+-]?\.\d+", re.ASCII)
+_RATIO = re.compile(r"([+-]?\d+)\s*/\s*(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,8 @@ def _numeric(found: str, answer: str, arguments: dict[str, Any]) -> Verdict:
     if wanted is None:
         raise UserError(f"the verifier numeric needs a number as the known answer, not {answer!r}")
     if value is None:
-        return _failed("several answers" if len(_NUMBER.findall(found)) > 1 else "not a number")
+        several = len(_NUMBER.findall(found)) > 1 and not _RATIO.fullmatch(found)
+        return _failed("several answers" if several else "not a number")
     return CORRECT if abs(value - wanted) <= Fraction(str(arguments.get("tolerance", 0))) else _failed("wrong")
 
 

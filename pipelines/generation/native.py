@@ -16,6 +16,8 @@ from pipelines.generation.engine import Completions, Prompt
 from pipelines.generation.randomness import uniforms
 from pipelines.generation.settings import Sampling
 
+_COMPACT_BELOW = 0.75  # share of unfinished rows; dropping the others copies the cache, so it waits until it pays
+
 
 class NativeEngine:
     """Samples from a `transformers` model in this process.
@@ -91,22 +93,24 @@ class NativeEngine:
         logprobs_R_L = np.zeros((count, limit), dtype=np.float32)
         lengths_R = np.full(count, limit)
         stopped_R = np.zeros(count, dtype=bool)
-        alive_B = np.arange(count)  # which result row each row of the shrinking batch is
+        row_B = np.arange(count)  # which result row each row of the shrinking batch is
+        alive_B = np.ones(count, dtype=bool)
 
         for position in range(limit):
-            drawn_B, logp_B = draw(logits_B_V, uniforms(keys_B[alive_B], position), sampling.temperature)
-            tokens_R_L[alive_B, position] = drawn_B.cpu().numpy()
-            logprobs_R_L[alive_B, position] = logp_B.cpu().numpy()
-            ended_B = np.isin(tokens_R_L[alive_B, position], self.end_ids)
-            stopped_R[alive_B[ended_B]] = True
-            lengths_R[alive_B[ended_B]] = position + 1
-            if position + 1 == limit or ended_B.all():
+            drawn_B, logp_B = draw(logits_B_V, uniforms(keys_B[row_B], position), sampling.temperature)
+            tokens_R_L[row_B, position] = drawn_B.cpu().numpy()
+            logprobs_R_L[row_B, position] = logp_B.cpu().numpy()
+            ended_B = alive_B & np.isin(tokens_R_L[row_B, position], self.end_ids)
+            stopped_R[row_B[ended_B]] = True
+            lengths_R[row_B[ended_B]] = position + 1
+            alive_B = alive_B & ~ended_B
+            if position + 1 == limit or not alive_B.any():
                 break
-            if ended_B.any():
-                keep = torch.from_numpy(np.flatnonzero(~ended_B)).to(device)
+            if alive_B.mean() < _COMPACT_BELOW:
+                keep = torch.from_numpy(np.flatnonzero(alive_B)).to(device)
                 cache.batch_select_indices(keep)
                 drawn_B, mask_B_T, lengths_B = drawn_B[keep], mask_B_T[keep], lengths_B[keep]
-                alive_B = alive_B[~ended_B]
+                row_B, alive_B = row_B[alive_B], alive_B[alive_B]
             mask_B_T = torch.cat([mask_B_T, mask_B_T.new_ones(len(mask_B_T), 1)], dim=1)
             logits_B_V = self.model(
                 input_ids=drawn_B[:, None],

@@ -26,12 +26,8 @@ class Columns(Strict):
 
     prompt: str = Field(min_length=1, description="column of the question")
     answer: str = Field(min_length=1, description="column of the known answer")
-    level: str | None = Field(
-        default=None, description="column of the difficulty level, an integer; without it 1"
-    )
-    family: str | None = Field(
-        default=None, description="column of the family name; without it the file's name"
-    )
+    level: str | None = Field(default=None, description="column of the difficulty level, an integer; without it 1")
+    family: str | None = Field(default=None, description="column of the family name; without it the file's name")
     demonstration: str | None = Field(default=None, description="column of a worked completion to learn from")
 
 

@@ -73,6 +73,20 @@ def test_force_reruns_a_fresh_stage_and_drops_its_scratch(built: Toy) -> None:
     assert built.states() == dict.fromkeys(STAGES, "fresh")
 
 
+def test_a_forced_rerun_that_did_not_finish_goes_on_with_the_next_run(built: Toy) -> None:
+    lock = (built.root / "dvc.lock").read_bytes()
+    built.ratchet("run", "reward", "--force", check=1, reward={"die": True})
+    assert built.reasons("reward") == ["a forced rerun of it did not finish"]
+    scratch = built.root / ".ratchet" / "scratch" / "reward" / "0123"
+    scratch.mkdir(parents=True)
+    resumed = built.ratchet("run", check=1, reward={"die": True})
+    assert "reward: started" in resumed.stdout and scratch.exists()
+    built.ratchet("run")
+    assert built.calls("reward") == 4 and not scratch.exists()
+    assert built.states() == dict.fromkeys(STAGES, "fresh")
+    assert (built.root / "dvc.lock").read_bytes() == lock
+
+
 def test_downstream_runs_what_became_stale_below(built: Toy) -> None:
     built.set("reward.value", 2)
     built.ratchet("run", "reward", "--downstream")
