@@ -150,7 +150,7 @@ def recipe(
     from flows.recipe import apply_recipe, list_recipes
 
     if name is None:
-        list_recipes()
+        list_recipes(Path.cwd())
     else:
         apply_recipe(Path.cwd(), name)
 

@@ -1,0 +1,81 @@
+"""Asking a checkpoint questions, at the shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipelines.errors import UserError
+from tasks.graph import load_graph
+
+
+def converse(
+    root: Path, checkpoint: str, prompt: str | None, samples: int, temperature: float, max_new_tokens: int, seed: int
+) -> None:
+    """Print `samples` answers to the prompt, or to every line of standard input.
+
+    Raises UserError when `checkpoint` is no directory with a model and no stage that has published one.
+    """
+    directory = find_checkpoint(root, checkpoint)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    from pipelines.base.architectures import load_tokenizer
+    from pipelines.generation.engine import Prompt, sample_key
+    from pipelines.generation.native import NativeEngine
+    from pipelines.generation.settings import Sampling
+
+    tokenizer = load_tokenizer(directory)
+    engine = NativeEngine.open(directory)
+    sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens)
+    for question in [prompt] if prompt is not None else _lines():
+        keys = tuple(sample_key(seed, "generate", 0, question, sample) for sample in range(samples))
+        drawn = engine.generate([Prompt(_encode(tokenizer, question), keys)], sampling)
+        for tokens, reason in zip(drawn.tokens, drawn.finish_reasons, strict=True):
+            ended = reason == "stop"
+            text = tokenizer.decode(tokens[:-1] if ended else tokens, skip_special_tokens=False)
+            print(text.strip() + ("" if ended else " [cut]"), flush=True)
+    engine.close()
+
+
+def find_checkpoint(root: Path, name: str) -> Path:
+    """The directory of a checkpoint given as a path, or as the name of the stage that published it."""
+    path = Path(name) if Path(name).is_absolute() else root / name
+    if not path.exists() and (root / "dvc.yaml").is_file() and "/" not in name:
+        graph = load_graph(root)
+        stages = graph.resolve(name)
+        if len(stages) > 1:
+            raise UserError(f"`{name}` stands for several stages; name one of {', '.join(stages)}.")
+        path = root / graph.nodes[stages[0]].outs[0]
+        if not path.exists():
+            raise UserError(f"{stages[0]} has not been built; run it with `ratchet run {stages[0]} --upstream`.")
+    if not (path / "config.json").is_file() or not list(path.glob("*.safetensors")):
+        raise UserError(f"{name} is no checkpoint: a directory with config.json and *.safetensors is needed.")
+    try:
+        kinds = json.loads((path / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
+    except ValueError:
+        raise UserError(f"{name}: its config.json is not valid JSON.") from None
+    if kinds[0].endswith("ForSequenceClassification"):
+        raise UserError(f"{name} is a reward model: it scores answers and writes none.")
+    return path
+
+
+def _encode(tokenizer: Any, question: str) -> list[int]:
+    from pipelines.generation.rollouts import encode_prompts
+
+    return encode_prompts(tokenizer, [question])[0]
+
+
+def _lines() -> Iterator[str]:
+    is_dialogue = sys.stdin.isatty()
+    while True:
+        if is_dialogue:
+            print("> ", end="", flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()
