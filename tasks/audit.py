@@ -355,10 +355,14 @@ def _facts(execution: Mapping[str, Any]) -> Iterator[str]:
     if execution["rows"]:
         yield "rows: " + ", ".join(f"{name} {count}" for name, count in execution["rows"].items())
     if execution["results"]:
-        yield "results: " + ", ".join(f"{name} {value:.4g}" for name, value in execution["results"].items())
+        yield "results: " + ", ".join(f"{name} {_figure(value)}" for name, value in execution["results"].items())
     params = {name: value for name, value in execution["params"].items() if name not in ("seed", "threads")}
     if params:
         yield "params: " + ", ".join(f"{name}={value}" for name, value in flatten(params).items())
+
+
+def _figure(value: float) -> str:
+    return f"{value:.0f}" if value == int(value) else f"{value:.4g}"
 
 
 def _listed(differences: list[dict[str, str]]) -> str:

@@ -57,7 +57,7 @@ def main(compute: Callable[[Execution], None], argv: list[str] | None = None, *,
     key = next(iter(sys.argv[1:] if argv is None else argv), None)
     ending = Ending(f"{group}@{key}" if key else group)
     ending.watch_signals()
-    os.environ |= {"DO_NOT_TRACK": "true", "TOKENIZERS_PARALLELISM": "false"}
+    os.environ |= {"DO_NOT_TRACK": "true", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
     if not network:
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     try:

@@ -296,3 +296,4 @@ def courier(own: Path | None, root: Path) -> None:
 
 if __name__ == "__main__":
     courier(Path(sys.argv[1]) if len(sys.argv) > 1 else None, Path.cwd())
+    os._exit(0)  # taking the interpreter down in good order would cost the waiting stage another 0.2 s

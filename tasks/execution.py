@@ -44,6 +44,7 @@ class Execution:
         self.first_progress: float | None = None
         self._recorder = recorder
         self._progress_path = Path(".ratchet/progress") / f"{node.name}.json"
+        self._progress_path.unlink(missing_ok=True)  # what an earlier execution said is not true of this one
         self._written = self._printed = 0.0
 
     def input(self, directory: str) -> Path:

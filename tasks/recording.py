@@ -47,7 +47,7 @@ def experiment_name(root: Path) -> str:
 def handed_down_tags() -> dict[str, str]:
     """The tags a parent process passes in RATCHET_TAGS, a JSON object of strings."""
     given = os.environ.get("RATCHET_TAGS")
-    return {str(name): str(value) for name, value in json.loads(given).items()} if given else {}
+    return {str(name): scrub(str(value)) for name, value in json.loads(given).items()} if given else {}
 
 
 def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -136,7 +136,10 @@ class Recorder:
         """End the run as FINISHED, FAILED or KILLED. Returns a warning when MLflow does not have it yet."""
         if patience is not None:
             self._waited, self._local_patience = PATIENCE - patience, patience
-        self._add({"event": "end", "time": milliseconds(), "status": status})
+        try:
+            self._add({"event": "end", "time": milliseconds(), "status": status})
+        except (OSError, ValueError) as error:  # a full disk, or a stage that a signal interrupts at its very end
+            return f"MLflow does not hear how this run ended: {error}"
         self._ring()
         delivered = self._wait(lambda state: not self._journal.exists())
         self._file.close()
