@@ -72,7 +72,11 @@ def reward_model_from(directory: Path) -> PreTrainedModel:
     """A reward model that starts from the causal language model in `directory`, its scalar head at zero."""
     import torch
 
-    model = _load(classifier_class(_model_type(directory)), directory, num_labels=1)
+    language_model = load_model(directory)
+    config = language_model.config
+    config.num_labels = 1
+    model = classifier_class(config.model_type)._from_config(config, dtype=torch.float32)
+    model.base_model.load_state_dict(language_model.base_model.state_dict())
     with torch.no_grad():
         model.score.weight.zero_()
     return model
@@ -95,6 +99,9 @@ def save_checkpoint(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, 
     directory.mkdir(parents=True, exist_ok=True)
     model.config.name_or_path = ""
     tokenizer.name_or_path = ""
+    for trace_of_loading in ("is_local", "local_files_only"):
+        tokenizer.init_kwargs.pop(trace_of_loading, None)
+    _without_progress_bars()
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
@@ -102,6 +109,7 @@ def save_checkpoint(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, 
 def _load(cls: Any, directory: Path, **options: Any) -> PreTrainedModel:
     import torch
 
+    _without_progress_bars()
     return cls.from_pretrained(
         directory,
         dtype=torch.float32,
@@ -111,6 +119,12 @@ def _load(cls: Any, directory: Path, **options: Any) -> PreTrainedModel:
         trust_remote_code=False,
         **options,
     )
+
+
+def _without_progress_bars() -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def _model_type(directory: Path) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pipelines.environments import chain_sum, cups, remainder, robot
+from pipelines.environments import chain_sum, cups, frog, remainder
 from pipelines.environments.family import Family
 
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (chain_sum.FAMILY, remainder.FAMILY, cups.FAMILY, robot.FAMILY)
+    family.name: family for family in (chain_sum.FAMILY, remainder.FAMILY, cups.FAMILY, frog.FAMILY)
 }
 
 
