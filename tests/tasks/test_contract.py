@@ -74,6 +74,29 @@ def test_an_older_output_is_replaced_as_a_whole(finished: Project) -> None:
     assert "leftover.txt" not in _tree(finished.root, "data/model")
 
 
+def test_a_kill_while_publishing_leaves_nothing_half_written(project: Project) -> None:
+    project.stage(
+        "corpus",
+        """
+        for number in range(400):
+            (stage.output / f"{number}.txt").write_text("x" * 100_000)
+        """,
+    )
+    project.refresh()
+    process = project.start("corpus")
+    while not list((project.root / "data").glob(".corpus.publishing/*")):
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.kill()
+    process.communicate(timeout=30)
+    assert not (project.root / "data/corpus").exists()
+    assert project.run("corpus").returncode == 0
+    assert project.outcome("corpus")["status"] == "republished"
+    assert len(_tree(project.root, "data/corpus")) == 400
+    assert not (project.root / "data/.corpus.publishing").exists()
+    assert len(project.records()) == 1
+
+
 # --- resume ---------------------------------------------------------------------------------------------------
 
 _KILLED_ONCE = """
