@@ -212,7 +212,7 @@ class LiveDisplay:
             outcome = self._outcomes.get(name)
             if outcome:
                 mark, style = _MARKS[outcome.status]
-                reasons = "; ".join(outcome.reasons) if outcome.status not in ("skipped", "blocked") else ""
+                reasons = "; ".join(reason for reason in outcome.reasons if reason != "never built")
                 bar, gone, text = Text(mark, style), "", f"{summary(outcome)}  {reasons}".rstrip()
             elif name in self._watch.begun:
                 progress = self._watch.look(name)

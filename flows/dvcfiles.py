@@ -16,20 +16,22 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.errors import UserError
-from tasks.yamlfile import read_yaml, write_atomically
+from tasks.yamlfile import parse_yaml, read_yaml, write_atomically
 
 LOCK_FILE = "dvc.lock"
-_LOCK_PATIENCE = 30.0  # seconds; DVC holds its lock for moments only
+_LOCK_PATIENCE = 600.0  # seconds; DVC holds its lock while it copies an output into its cache
+_QUIET = 0.5  # seconds without a change after which dvc.lock is taken as written to its end
+_READ_PATIENCE = 20.0  # seconds
 
 
 def read_lock(root: Path) -> dict[str, Any]:
     """Stage -> {"cmd", "deps", "params", "outs"} as dvc.lock has it; empty before the first run."""
-    path = root / LOCK_FILE
-    if not path.is_file():
+    text = _steady_text(root)
+    if text is None:
         return {}
     advice = "Take it back from git (`git checkout dvc.lock`) or delete it: outputs come back from the cache."
     try:
-        document = read_yaml(path)
+        document = parse_yaml(text, LOCK_FILE)
     except UserError as error:
         raise UserError(f"{error} {advice}") from None
     stages = document.get("stages") or {}
@@ -38,6 +40,35 @@ def read_lock(root: Path) -> dict[str, Any]:
     if str(document.get("schema", "2.0")) != "2.0":
         raise UserError(f"dvc.lock: schema {document['schema']} is unknown, 2.0 is expected. {advice}")
     return stages
+
+
+def _steady_text(root: Path) -> str | None:
+    """The text of dvc.lock at a moment when nobody is writing it; None when there is none.
+
+    DVC writes the file in place, under its lock. When that lock is free, reading under it is safe; else DVC may be
+    busy for minutes with something else, and a file that has not changed for a while is taken as written.
+    """
+    path = root / LOCK_FILE
+    if not (root / ".dvc").is_dir():
+        return path.read_text(encoding="utf-8") if path.exists() else None
+    deadline = time.monotonic() + _READ_PATIENCE
+    while True:
+        try:
+            with _dvc_lock(root, fcntl.LOCK_SH):
+                return path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except PermissionError:  # a project we may not write to: nobody writes this file either
+            return path.read_text(encoding="utf-8") if path.exists() else None
+        except BlockingIOError:
+            before = path.stat() if path.exists() else None
+            text = path.read_text(encoding="utf-8") if before else None
+            after = path.stat() if path.exists() else None
+            unchanged = before is None or (after is not None and before.st_mtime_ns == after.st_mtime_ns)
+            quiet = before is None or time.time() - before.st_mtime > _QUIET
+            if (unchanged and quiet) or time.monotonic() > deadline:
+                return text
+            time.sleep(0.02)
 
 
 def recorded(entry: dict[str, Any], kind: str) -> dict[str, str]:
@@ -83,25 +114,27 @@ def is_cached(root: Path, md5: str) -> bool:
 
 
 @contextmanager
-def _dvc_locked(root: Path) -> Iterator[None]:
+def _dvc_lock(root: Path, mode: int) -> Iterator[None]:
+    """Hold DVC's own lock of the project. Raises BlockingIOError when a DVC process holds it."""
     path = root / ".dvc" / "tmp" / "lock"
     path.parent.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + _LOCK_PATIENCE
     with open(path, "a+") as stream:
-        while True:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise UserError(
-                        f"DVC is busy in {root}: a dvc command holds .dvc/tmp/lock. Let it end and try again."
-                    ) from None
-                time.sleep(0.05)
+        fcntl.flock(stream, mode | fcntl.LOCK_NB)
+        yield  # closing the file gives the lock back
+
+
+@contextmanager
+def _dvc_waits(root: Path) -> Iterator[None]:
+    deadline = time.monotonic() + _LOCK_PATIENCE
+    while True:
         try:
-            yield
-        finally:
-            fcntl.flock(stream, fcntl.LOCK_UN)
+            with _dvc_lock(root, fcntl.LOCK_EX):
+                yield
+                return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise UserError(f"DVC is busy in {root}. Let the other dvc command end and try again.") from None
+            time.sleep(0.05)
 
 
 def replace_entry(root: Path, stage: str, entry: dict[str, Any] | None) -> None:
@@ -110,8 +143,8 @@ def replace_entry(root: Path, stage: str, entry: dict[str, Any] | None) -> None:
 
     from ruamel.yaml import YAML
 
-    with _dvc_locked(root):
-        stages = dict(read_lock(root))
+    with _dvc_waits(root):
+        stages = dict((parse_yaml((root / LOCK_FILE).read_text(encoding="utf-8"), LOCK_FILE)).get("stages") or {})
         if entry is None:
             stages.pop(stage, None)
         else:

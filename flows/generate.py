@@ -23,11 +23,14 @@ def converse(
     directory = find_checkpoint(root, checkpoint)
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    from transformers.utils import logging
+
     from pipelines.base.architectures import load_tokenizer
     from pipelines.generation.engine import Prompt, sample_key
     from pipelines.generation.native import NativeEngine
     from pipelines.generation.settings import Sampling
 
+    logging.disable_progress_bar()
     tokenizer = load_tokenizer(directory)
     engine = NativeEngine.open(directory)
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens)

@@ -244,6 +244,14 @@ def show(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def refuse_missing_inputs(graph: Graph, plan: dict[str, StageState], selected: set[str]) -> None:
+    """Raise UserError when a selected stage reads something that is not there and that no stage makes."""
+    for name, node in graph.nodes.items():
+        for dep in node.deps if name in selected and plan[name].is_due else ():
+            if not (graph.root / dep).exists() and not graph.producers(dep):
+                raise UserError(f"{name} reads {dep}, which does not exist and which no stage makes; put it there.")
+
+
 def refuse_stale_above(graph: Graph, plan: dict[str, StageState], selected: set[str]) -> None:
     """Raise UserError when a selected stage stands on one that is not fresh and not selected."""
     for name in graph.nodes:

@@ -19,9 +19,10 @@ from typing import Any
 
 from flows import dvcfiles
 from flows.locks import run_lock
-from flows.plan import FRESH, Judge, StageState, forced_mark, refuse_stale_above, validate
+from flows.plan import FRESH, Judge, StageState, forced_mark, refuse_missing_inputs, refuse_stale_above, validate
 from flows.process import StageProcess, end_leftovers, settle
 from flows.restore import previous_output, remove_unrecorded, unrecorded_restore
+from pipelines.errors import UserError
 from tasks import codelock
 from tasks.graph import Graph, load_graph
 
@@ -84,6 +85,7 @@ class Session:
             if downstream:
                 chosen.update(self.graph.descendants(stage))
         refuse_stale_above(self.graph, self.plan, chosen)
+        refuse_missing_inputs(self.graph, self.plan, chosen)
         return [name for name in self.graph.nodes if name in chosen]
 
     def forced(self, names: Collection[str], selected: Collection[str]) -> set[str]:
@@ -219,6 +221,8 @@ def open_session(root: Path | str) -> Iterator[Session]:
     root = Path(root).absolute()
     graph = load_graph(root)
     validate(root, graph)
+    if not (root / ".dvc").is_dir():
+        raise UserError(f"{root} is not set up for DVC, which keeps the outputs: run `dvc init` there once.")
     with run_lock(root):
         notes = end_leftovers(root)
         notes += _move_orphans(root, graph)

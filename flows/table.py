@@ -9,7 +9,10 @@ from typing import Any
 
 from flows.display import duration
 from flows.driver import Result
+from flows.plan import FRESH, make_plan
 from tasks.graph import Graph, Node, load_graph
+
+METRICS = "data/evaluate/metrics.json"
 
 
 def print_result(root: Path, result: Result) -> None:
@@ -32,18 +35,27 @@ def print_result(root: Path, result: Result) -> None:
 def closing_text(root: Path, result: Result) -> str:
     """The table, the path of the final checkpoint and the next two commands; plain text."""
     graph = load_graph(root)
+    states = {state.name: state.state for state in make_plan(root, refresh=False)}
+    stale = [name for name in graph.nodes if states[name] != FRESH]
     seconds = {outcome.name: outcome.seconds for outcome in result.outcomes if outcome.status == "done"}
+    evaluation = graph.producer(METRICS)
+    is_current = evaluation is None or states[evaluation.name] == FRESH
+    titles = [
+        "stage",
+        "accuracy (95% interval)" if is_current else "accuracy when last evaluated",
+        "parameters",
+        "time",
+    ]
     rows = table_rows(root, graph, seconds)
-    lines = ["", *_columns(["stage", "accuracy (95% interval)", "parameters", "time"], rows), ""]
-    lines.append(f"{_counts(result)} in {duration(result.seconds)}.")
+    if stale:
+        titles.append("now")
+        rows = [[*row, states[row[0]]] for row in rows]
+    lines = ["", *_columns(titles, rows), "", f"{_counts(result)} in {duration(result.seconds)}."]
     final = final_checkpoint(root, graph)
-    if final:
-        lines += [
-            f"Final checkpoint: {final}",
-            "Try next:",
-            f"  ratchet generate {final}",
-            f"  ratchet audit {final}",
-        ]
+    if stale:
+        lines.append(f"Not up to date: {', '.join(stale)}. `ratchet plan` says why, `ratchet run` mends it.")
+    elif final:
+        lines += [f"Final checkpoint: {final}", "Try next:", f"  ratchet generate {final}", f"  ratchet audit {final}"]
     return "\n".join(lines)
 
 
@@ -52,8 +64,7 @@ def table_rows(root: Path, graph: Graph, seconds: dict[str, float]) -> list[list
     checkpoints = _accuracies(root)
     rows = []
     for node in graph.nodes.values():
-        name = checkpoint_name(node)
-        accuracy = checkpoints.get(name) if name else None
+        accuracy = checkpoints.get(checkpoint_name(node))
         took = seconds.get(node.name) or _last_seconds(root, node.name)
         size = parameter_count(root / node.outs[0]) if node.outs else None
         rows.append(
@@ -95,7 +106,7 @@ def parameter_count(directory: Path) -> int | None:
 
 
 def _accuracies(root: Path) -> dict[str, dict[str, float]]:
-    path = root / "data" / "evaluate" / "metrics.json"
+    path = root / METRICS
     if not path.is_file():
         return {}
     checkpoints = json.loads(path.read_text(encoding="utf-8")).get("checkpoints", {})

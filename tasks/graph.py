@@ -121,7 +121,8 @@ def load_graph(root: Path | str) -> Graph:
         raise UserError("dvc.yaml: it has no stages; `stages:` must map each stage's name to its definition.")
     if "vars" in document:
         raise UserError("dvc.yaml: `vars` is not supported; write the values into params.yaml.")
-    values = read_yaml(root / PARAMS_FILE) if (root / PARAMS_FILE).is_file() else {}
+    is_needed = "${" in (root / "dvc.yaml").read_text(encoding="utf-8")
+    values = read_yaml(root / PARAMS_FILE) if is_needed else {}
     nodes: list[Node] = []
     directories: set[str] = set()
     for name, definition in stages.items():
