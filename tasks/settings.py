@@ -100,7 +100,7 @@ def load_params(root: Path | str, only: Collection[str] | None = None) -> Settin
         problems += found
     rounds, found = _rounds(document, only, _foreach_outputs(graph))
     problems += found
-    if only is None and not problems:
+    if only is None and not found:
         problems += _dangling(document, graph, root)
     if problems:
         raise UserError(_screen(problems))
@@ -160,7 +160,9 @@ def _dangling(document: Mapping[str, Any], graph: Mapping[str, Any], root: Path)
                 named[match[1]] = _look_up(document, match[1])[1]
     problems = []
     for key, directory in named.items():
-        place = str(directory).rstrip("/")
+        if not isinstance(directory, str):  # missing or of another type, which its model says
+            continue
+        place = directory.rstrip("/")
         made = any(place == out or place.startswith(f"{out}/") for out in outs)
         of_no_round = any(place.startswith(template.partition("${")[0]) for template in per_round)
         if not made and (of_no_round or not (root / place).exists()):
