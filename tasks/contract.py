@@ -31,6 +31,7 @@ from pipelines.errors import UserError
 from tasks.execution import Execution
 from tasks.graph import Graph, Node
 from tasks.outcome import Ending, in_words
+from tasks.recording import scrub
 from tasks.settings import PARAMS, Settings
 
 __all__ = ["Execution", "main"]
@@ -65,9 +66,9 @@ def main(compute: Callable[[Execution], None], argv: list[str] | None = None, *,
     except _Busy as error:
         ending.refuse(str(error))
     except UserError as error:
-        ending.fail("user", str(error), 2)
+        ending.fail("user", scrub(str(error)), 2)
     except BaseException as error:  # whatever it was, the outcome file has to say so
-        traceback.print_exc()
+        print(scrub(traceback.format_exc()), file=sys.stderr, end="")
         ending.fail("internal", in_words(error), 1)
     ending.leave()
 

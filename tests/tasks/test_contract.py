@@ -203,6 +203,7 @@ def test_a_fault_of_the_program_has_a_traceback_and_one_sentence(
     done = finished.run("model")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
+    assert "secret" not in done.stderr
     outcome = finished.outcome("model")
     assert (outcome["status"], outcome["kind"], outcome["message"]) == ("failed", "internal", sentence)
     assert _tree(finished.root, "data/model") == before
