@@ -16,12 +16,14 @@ class Params(BaseParams):
 def compute(stage: Execution) -> None:
     from pipelines.base.checkpoint import materialise
 
+    stage.progress(0, 1, "checkpoint")
     source = stage.params.source
     figures = materialise(stage.params, stage.seed, stage.output)
     if source.kind == "import":
         digest = {"sha256": source.sha256} | ({"gitCommit": source.revision} if source.revision else {})
         stage.log_source(Path(source.checkpoint).name, digest=digest)
     stage.write_metrics(figures)
+    stage.progress(1, 1, "checkpoint")
 
 
 if __name__ == "__main__":

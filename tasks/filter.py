@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipelines.generation.settings import Sampling
 from pipelines.settings import Strict
@@ -18,6 +18,12 @@ class PassRates(Strict):
 
     low: float = Field(ge=0, le=1, description="problems solved less often are dropped as too hard")
     high: float = Field(ge=0, le=1, description="problems solved more often are dropped as too easy")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> PassRates:
+        if self.low > self.high:
+            raise ValueError(f"low must not be above high, {self.low:g} is above {self.high:g}")
+        return self
 
 
 class Params(Strict):

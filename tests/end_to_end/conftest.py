@@ -103,7 +103,8 @@ class Project:
 
     def runs(self) -> list:
         client, experiments = self.mlflow()
-        return list(client.search_runs(experiments, max_results=1000))
+        found = client.search_runs(experiments, max_results=1000)
+        return [client.get_run(run.info.run_id) for run in found]  # a search leaves the models of a run out
 
 
 @pytest.fixture(scope="session")
