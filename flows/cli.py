@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -22,6 +23,11 @@ class Commands(typer.core.TyperGroup):
         except UserError as error:
             print(f"ratchet: {error}", file=sys.stderr)
             raise typer.Exit(2) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+                raise
+            print(f"ratchet: {error.filename or 'writing'}: {error.strerror}.", file=sys.stderr)
+            raise typer.Exit(1) from None
         except KeyboardInterrupt:
             print("ratchet: interrupted; `ratchet run` goes on from where it stopped.", file=sys.stderr)
             raise typer.Exit(130) from None

@@ -69,9 +69,11 @@ def run(
     """
     begun = time.monotonic()
     with interruptible(), open_session(root) as session:
-        for note in session.notes:
+        for note in session.take_notes():
             display.note(note)
         stages = session.select(names, upstream, downstream)
+        for note in session.take_notes():
+            display.note(note)
         forced = session.forced(names, stages) if force else set()
         display.begin(session, stages)
         try:

@@ -53,7 +53,10 @@ def make_plan(root: Path | str, refresh: bool = True) -> list[StageState]:
     elif run_in_progress(root):
         code = codelock.build(root, graph)
     else:
-        code = codelock.refresh(root, graph)
+        try:
+            code = codelock.refresh(root, graph)
+        except PermissionError:  # a project we may only look at
+            code = codelock.build(root, graph)
     return Judge(graph, code).plan()
 
 
@@ -171,8 +174,9 @@ class Judge:
         if path not in self._digests:
             prefix = path + "/"
             without = [o.removeprefix(prefix) for o in self.orphans if o.startswith(prefix)]
+            is_orphan = any((path + "/").startswith(o + "/") for o in self.orphans)
             try:
-                self._digests[path] = digests.dvc_md5(self.root / path, without)
+                self._digests[path] = None if is_orphan else digests.dvc_md5(self.root / path, without)
             except FileNotFoundError:
                 self._digests[path] = None
         return self._digests[path]
@@ -244,11 +248,11 @@ def show(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def refuse_missing_inputs(graph: Graph, plan: dict[str, StageState], selected: set[str]) -> None:
+def refuse_missing_inputs(judge: Judge, plan: dict[str, StageState], selected: set[str]) -> None:
     """Raise UserError when a selected stage reads something that is not there and that no stage makes."""
-    for name, node in graph.nodes.items():
+    for name, node in judge.graph.nodes.items():
         for dep in node.deps if name in selected and plan[name].is_due else ():
-            if not (graph.root / dep).exists() and not graph.producers(dep):
+            if judge.digest(dep) is None and not judge.graph.producers(dep):
                 raise UserError(f"{name} reads {dep}, which does not exist and which no stage makes; put it there.")
 
 

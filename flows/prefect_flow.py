@@ -119,10 +119,10 @@ def _run_tasks(
     logger = get_run_logger()
     begun = time.monotonic()
     with open_session(directory) as session:
-        for note in session.notes:
-            logger.info("%s", note)
         create_markdown_artifact(key="plan", markdown=plan_markdown(list(session.plan.values())))
         selected = session.select(names, upstream, downstream)
+        for note in session.take_notes():
+            logger.info("%s", note)
         forced = session.forced(names, selected) if force else set()
         _sessions[key], _results[key] = session, Result()
         futures: dict[str, Any] = {}

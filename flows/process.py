@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from tasks.yamlfile import write_atomically
 
@@ -28,7 +29,11 @@ _LOG_LIMIT = 20 << 20
 
 
 class Group:
-    """A process group with its token: who of it is alive, and how to end it."""
+    """Processes with a token: who of them is alive, and how to end them.
+
+    A token that ends in a dot stands for all groups of a run. Where there is no /proc, members are those of the process
+    group of `leader`.
+    """
 
     def __init__(self, leader: int, token: str) -> None:
         self.leader, self.token = leader, token
@@ -39,7 +44,7 @@ class Group:
             return [pid for pid in _process_ids() if self._is_member(pid)]
         listing = subprocess.run(["ps", "-axo", "pid=,pgid=,stat="], capture_output=True, text=True, check=True)
         rows = [line.split() for line in listing.stdout.splitlines()]
-        return [int(pid) for pid, group, state in rows if int(group) == self.leader and state[0] != "Z"]
+        return [int(pid) for pid, group, state in rows if self.leader and int(group) == self.leader and state[0] != "Z"]
 
     def _is_member(self, pid: int) -> bool:
         try:
@@ -49,7 +54,8 @@ class Group:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             return False
-        return f"{TOKEN}={self.token}".encode() in environment.split(b"\0")
+        mark = f"{TOKEN}={self.token}".encode()
+        return any(item == mark or (mark.endswith(b".") and item.startswith(mark)) for item in environment.split(b"\0"))
 
     def signal(self, number: int) -> list[int]:
         found = self.members()
@@ -82,7 +88,10 @@ def end(groups: Iterable[Group], patience: float = TERM_PATIENCE) -> None:
 class StageProcess:
     """One running stage: `poll` tells when its leader has ended, `lines` what it has said since last asked."""
 
-    def __init__(self, root: Path, stage: str, command: list[str], header: str) -> None:
+    def __init__(
+        self, root: Path, stage: str, command: list[str], header: str, run_token: str, note: dict[str, Any]
+    ) -> None:
+        """`run_token` ends in a dot. `note` is kept on disk until `forget`, for a run that follows a crash."""
         self.root, self.stage = root, stage
         self.started = time.time()
         self._begun = time.monotonic()
@@ -93,7 +102,7 @@ class StageProcess:
             stream.write(f"=== {stage}  {time.strftime('%Y-%m-%d %H:%M:%S')}  {header}\n".encode())
             stream.flush()
             self._offset = self._first = stream.tell()
-            token = uuid.uuid4().hex
+            token = f"{run_token}{uuid.uuid4().hex}"
             self._process = subprocess.Popen(
                 command,
                 cwd=root,
@@ -107,7 +116,7 @@ class StageProcess:
         self._record = root / RUNNING / f"{stage}.json"
         write_atomically(
             self._record,
-            json.dumps({"stage": stage, "pid": self._process.pid, "token": token, "started": self.started}),
+            json.dumps({**note, "stage": stage, "pid": self._process.pid, "token": token, "started": self.started}),
         )
         self._partial = b""
 
@@ -164,9 +173,12 @@ def settle(processes: Iterable[StageProcess], patience: float) -> None:
         process.forget()
 
 
-def end_leftovers(root: Path) -> list[str]:
-    """End the stages that an earlier, killed run left running. Returns what was ended, in words."""
-    ended = []
+def end_leftovers(root: Path) -> list[dict[str, Any]]:
+    """End the stages that an earlier, killed run left running. Returns the notes of all it had not ended itself.
+
+    The notes have a key "ended": the process that was still alive, or None.
+    """
+    notes = []
     for record in sorted((root / RUNNING).glob("*.json")):
         try:
             note = json.loads(record.read_text(encoding="utf-8"))
@@ -175,11 +187,10 @@ def end_leftovers(root: Path) -> list[str]:
             record.unlink()
             continue
         alive = group.members()
-        if alive:
-            end([group])
-            ended.append(f"{note['stage']} was still running from an interrupted run (process {alive[0]}); ended it")
+        end([group])
+        notes.append({**note, "ended": alive[0] if alive else None})
         record.unlink()
-    return ended
+    return notes
 
 
 def log_path(root: Path, stage: str) -> Path:

@@ -11,6 +11,7 @@ import shutil
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,12 +21,13 @@ from typing import Any
 from flows import dvcfiles
 from flows.locks import run_lock
 from flows.plan import FRESH, Judge, StageState, forced_mark, refuse_missing_inputs, refuse_stale_above, validate
-from flows.process import StageProcess, end_leftovers, settle
+from flows.process import Group, StageProcess, end, end_leftovers, settle
 from flows.restore import previous_output, remove_unrecorded, unrecorded_restore
 from pipelines.errors import UserError
 from tasks import codelock
 from tasks.graph import Graph, load_graph
 
+SCRATCH = ".ratchet/scratch"
 _SETTLE = 6.0  # seconds that helpers of a stage may outlive it
 _SUCCEEDED = ("done", "restored", "republished", "skipped")
 NOISE = re.compile(
@@ -63,15 +65,23 @@ class Running:
 class Session:
     """The project while this process holds its run lock."""
 
-    def __init__(self, root: Path, graph: Graph, notes: list[str]) -> None:
-        self.root, self.graph, self.notes = root, graph, notes
+    def __init__(self, root: Path, graph: Graph) -> None:
+        self.root, self.graph = root, graph
+        self.notes = _review_leftovers(root)
         self.code = codelock.refresh(root, graph) or codelock.read(root)
-        self.plan = {state.name: state for state in Judge(graph, self.code).plan()}
+        self._judge = Judge(graph, self.code)
+        self.plan = {state.name: state for state in self._judge.plan()}
+        self.token = f"{uuid.uuid4().hex}."
         self._running: dict[str, Running] = {}
         self._ended: list[StageProcess] = []
         self._mutex = threading.Lock()
         self.closing = threading.Event()
         """Set when the run is being ended: stages that die from then on have not failed."""
+
+    def take_notes(self) -> list[str]:
+        """What a person should be told and has not been yet."""
+        notes, self.notes = self.notes, []
+        return notes
 
     def select(self, names: Collection[str], upstream: bool, downstream: bool) -> list[str]:
         """The stages a run concerns, in topological order.
@@ -85,7 +95,8 @@ class Session:
             if downstream:
                 chosen.update(self.graph.descendants(stage))
         refuse_stale_above(self.graph, self.plan, chosen)
-        refuse_missing_inputs(self.graph, self.plan, chosen)
+        refuse_missing_inputs(self._judge, self.plan, chosen)
+        self.notes += _move_orphans(self.root, self._judge.orphans)
         return [name for name in self.graph.nodes if name in chosen]
 
     def forced(self, names: Collection[str], selected: Collection[str]) -> set[str]:
@@ -115,10 +126,11 @@ class Session:
         reasons = state.reasons or ["forced"]
         options = ["-f"] if mark.exists() else []
         command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "-s", *options, name]
+        expected, previous = judge.ingredients(node), judge.lock.get(name)
+        note = {"expected": expected, "previous": previous}
         with self._mutex:
-            process = StageProcess(self.root, name, command, "; ".join(reasons))
-            running = Running(process, judge.ingredients(node), judge.lock.get(name), reasons)
-            self._running[name] = running
+            process = StageProcess(self.root, name, command, "; ".join(reasons), self.token, note)
+            self._running[name] = running = Running(process, expected, previous, reasons)
         return running
 
     def finish(self, name: str) -> Outcome:
@@ -143,12 +155,7 @@ class Session:
     def _succeeded(self, name: str, running: Running) -> Outcome:
         process, seconds = running.process, running.process.seconds
         entry = dvcfiles.read_lock(self.root).get(name) or {}
-        recorded = {
-            "cmd": entry.get("cmd"),
-            "params": entry.get("params") or {},
-            "deps": dvcfiles.recorded(entry, "deps"),
-        }
-        changed = [part for part in recorded if recorded[part] != running.expected[part]]
+        changed = _untrue_parts(entry, running.expected)
         if changed:
             dvcfiles.replace_entry(self.root, name, running.previous)
             dvcfiles.forget_run(self.root, entry, process.started)
@@ -207,7 +214,7 @@ class Session:
             return {}
 
     def _scratch(self, name: str) -> Path:
-        return self.root / ".ratchet" / "scratch" / name
+        return self.root / SCRATCH / name
 
     def running(self) -> list[StageProcess]:
         """Every process group of this run that may have a living member."""
@@ -224,9 +231,7 @@ def open_session(root: Path | str) -> Iterator[Session]:
     if not (root / ".dvc").is_dir():
         raise UserError(f"{root} is not set up for DVC, which keeps the outputs: run `dvc init` there once.")
     with run_lock(root):
-        notes = end_leftovers(root)
-        notes += _move_orphans(root, graph)
-        session = Session(root, graph, notes)
+        session = Session(root, graph)
         ended_well = False
         try:
             yield session
@@ -235,11 +240,41 @@ def open_session(root: Path | str) -> Iterator[Session]:
             if not ended_well:
                 session.closing.set()
             settle(session.running(), _SETTLE if ended_well else 0.0)
+            end([Group(0, session.token)])  # one that was interrupted while it was being started
 
 
-def _move_orphans(root: Path, graph: Graph) -> list[str]:
+def _untrue_parts(entry: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """Where a new dvc.lock entry differs from what went into the stage when it started."""
+    recorded = {
+        "cmd": entry.get("cmd"),
+        "params": entry.get("params") or {},
+        "deps": dvcfiles.recorded(entry, "deps"),
+    }
+    return [part for part in recorded if recorded[part] != expected[part]]
+
+
+def _review_leftovers(root: Path) -> list[str]:
+    """End what a killed run left running; take back what DVC recorded meanwhile if it is not true."""
+    words = []
+    for note in end_leftovers(root):
+        name = note["stage"]
+        if note["ended"]:
+            words.append(f"{name} was still running from an interrupted run (process {note['ended']}); ended it")
+        entry = dvcfiles.read_lock(root).get(name)
+        if not entry or entry == note.get("previous"):
+            continue
+        if not _untrue_parts(entry, note["expected"]):
+            shutil.rmtree(root / SCRATCH / name, ignore_errors=True)
+        else:
+            dvcfiles.replace_entry(root, name, note["previous"])
+            dvcfiles.forget_run(root, entry, note["started"])
+            words.append(f"{name} ended unwatched after its inputs had changed; its result is not used")
+    return words
+
+
+def _move_orphans(root: Path, orphans: list[str]) -> list[str]:
     notes = []
-    for path in Judge(graph, {}).orphans:
+    for path in orphans:
         target = root / ".ratchet" / "orphans" / time.strftime("%Y%m%d-%H%M%S") / path
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(root / path, target)

@@ -176,6 +176,33 @@ def test_after_kill_9_of_the_run_the_next_one_ends_what_is_left(toy: Toy, ended:
     assert toy.states()["base"] == "fresh"
 
 
+def test_what_dvc_recorded_unwatched_is_taken_back_when_it_is_not_true(
+    built: Toy, ended: list[subprocess.Popen[str]]
+) -> None:
+    built.set("sft.value", 2)
+    process = built.start("run", "sft", sft={"sleep": 3})
+    ended.append(process)
+    wait_for(lambda: built.calls("sft") == 2)
+    process.kill()
+    process.communicate(timeout=20)
+    built.set("sft.value", 3)
+    wait_for(lambda: "value: 3" in (built.root / "dvc.lock").read_text())  # DVC believes that 3 made it
+    done = built.ratchet("run", "sft")
+    assert "sft ended unwatched after its inputs had changed" in done.stdout
+    assert built.calls("sft") == 3
+    assert '"sft", 3' in (built.root / "data/sft/value.json").read_text()
+
+
+def test_a_round_that_something_still_reads_is_not_moved_away(built: Toy) -> None:
+    params = yaml.safe_load((built.root / "params.yaml").read_text())
+    del params["rounds"]["2"]
+    (built.root / "params.yaml").write_text(yaml.safe_dump(params))
+    assert built.reasons("distill") == ["input data/rl/2 is missing"]
+    refused = built.ratchet("run", check=2)
+    assert "distill reads data/rl/2, which does not exist and which no stage makes" in refused.stderr
+    assert (built.root / "data/rl/2").exists()
+
+
 def test_a_second_run_says_who_runs(toy: Toy, ended: list[subprocess.Popen[str]]) -> None:
     process = toy.start("run", "base", base={"sleep": 60})
     ended.append(process)
