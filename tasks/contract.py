@@ -117,6 +117,7 @@ def _prepare(root: Path, stage: str, group: str) -> _Work:
     declared = node.params.get(PARAMS, ())
     checked = settings.load_params(root, only=declared)
     os.environ |= {name: str(checked.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # stages run side by side: a waiting thread must not hold a core
     used = settings.values(root, declared)
     for dep in node.deps:
         if not (root / dep).exists():
