@@ -109,7 +109,7 @@ def audit(
     target: Annotated[str, typer.Argument(metavar="STAGE|DIRECTORY", help="A stage, or a directory it published.")],
     json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Say what a checkpoint was made of, back to the raw data."""
+    """Say what a checkpoint was made of, back to the raw data; exit code 2 when its bytes or the log were altered."""
     from tasks.audit import audit as make_report
     from tasks.audit import render
 
@@ -120,6 +120,8 @@ def audit(
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
         print(render(report))
+    if report["state"] != "intact" or report["log"]["breaks"]:
+        raise typer.Exit(2)
 
 
 @app.command()
