@@ -1,4 +1,7 @@
-"""Sums and differences of one-digit numbers, from reasoning-gym's `chain_sum`; the work is the running total."""
+"""Sums and differences of one-digit numbers, from reasoning-gym's `chain_sum`; the work is the running total.
+
+`5 - 2 + 6` is worked as ` minus two three plus six nine`: each term as one token, then the total.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from pipelines.environments.family import Family, Problem
 from pipelines.environments.words import DIGIT_WORDS
 
 _PREFIX = "State the final answer to the following arithmetic problem: "
+_SIGNS = {"+": " plus", "-": " minus"}
+_SIGNED = tuple(sign + word for sign in _SIGNS.values() for word in DIGIT_WORDS)
 
 
 def pose(level: int, rng: Random) -> Problem:
@@ -26,7 +31,9 @@ def pose(level: int, rng: Random) -> Problem:
                 level=level,
                 prompt=entry["question"],
                 answer=entry["answer"],
-                work="".join(f" {sign} {term}{DIGIT_WORDS[total]}" for sign, term, total in steps[1:]),
+                work="".join(
+                    f"{_SIGNS[sign]}{DIGIT_WORDS[term]}{DIGIT_WORDS[total]}" for sign, term, total in steps[1:]
+                ),
                 verifier="numeric",
             )
     raise RuntimeError(f"chain_sum: no chain of {level} terms stays within one digit")
@@ -43,4 +50,6 @@ def running_totals(expression: str) -> list[tuple[str, int, int]]:
     return steps
 
 
-FAMILY = Family("chain_sum", levels=(4, 5, 6, 7), lexicon=(_PREFIX, " + ", " - ", " =", *DIGIT_WORDS), pose=pose)
+FAMILY = Family(
+    "chain_sum", levels=(4, 5, 6, 7), lexicon=(_PREFIX, " + ", " - ", " =", *DIGIT_WORDS, *_SIGNED), pose=pose
+)
