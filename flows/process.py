@@ -162,7 +162,7 @@ class StageProcess:
 
 
 def settle(processes: Iterable[StageProcess], patience: float) -> None:
-    """Let helpers that outlive their stage finish, then end them, and forget the groups."""
+    """Let side processes that outlive their stage finish, then end them, and forget the groups."""
     processes = list(processes)
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline and not all(process.is_over for process in processes):

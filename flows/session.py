@@ -28,7 +28,7 @@ from tasks import codelock
 from tasks.graph import Graph, load_graph
 
 SCRATCH = ".ratchet/scratch"
-_SETTLE = 6.0  # seconds that helpers of a stage may outlive it
+_SETTLE = 6.0  # seconds that side processes of a stage may outlive it
 _SUCCEEDED = ("done", "restored", "republished", "skipped")
 NOISE = re.compile(
     r"^(Running stage |Updating lock file |Generating lock file |Use `dvc push`|To track the changes with git"
