@@ -42,7 +42,7 @@ class _Cache:
             return
         stamp = (status.st_ino, status.st_mtime_ns)
         if stamp != self.stamp:
-            with suppress(ValueError):  # a damaged cache costs one more reading of the files
+            with suppress(ValueError, FileNotFoundError):  # a damaged or deleted cache costs one more reading
                 self.entries.update(json.loads(self.file.read_text(encoding="utf-8")))
             self.stamp = stamp
 
@@ -52,7 +52,8 @@ class _Cache:
         gone = [k for k in self.entries if (k == below or k.startswith(prefix)) and k not in seen]
         for key in gone:
             del self.entries[key]
-        with suppress(PermissionError):  # a read-only project is digested anew each time
+        # a read-only project is digested anew each time; the file may be deleted while we look
+        with suppress(PermissionError, FileNotFoundError):
             write_atomically(self.file, json.dumps(self.entries, separators=(",", ":")))
             status = self.file.stat()
             self.stamp = (status.st_ino, status.st_mtime_ns)
