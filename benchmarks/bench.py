@@ -1,7 +1,7 @@
 """The figures of the README: two default runs from scratch, timed, compared byte for byte, and what they learned.
 
-Prints a table, writes benchmarks/results.json as `{NAME: {"value", "unit", "against", "ratio", "target", "met"}}` and puts
-the table into README.md between its markers. `against` names what `ratio` compares the value with, null where nothing is.
+Prints a table, writes benchmarks/results.json as `{NAME: {"value", "unit", "against", "ratio", "target", "met"}}` and
+puts the table into README.md between its markers. `against` names what `ratio` compares the value with, or is null.
 """
 
 from __future__ import annotations

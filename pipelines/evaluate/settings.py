@@ -13,6 +13,4 @@ class Reporting(Strict):
     resamples: int = Field(
         ge=100, le=1_000_000, description="bootstrap resamples of the problems behind every interval"
     )
-    transcripts: int = Field(
-        ge=0, le=100, description="problems per family whose completions report.html shows"
-    )
+    transcripts: int = Field(ge=0, le=100, description="problems per family whose completions report.html shows")

@@ -63,12 +63,8 @@ def majority(correct_P_N: NDArray[np.bool_], answer_P_N: NDArray[np.object_]) ->
     if answer_P_N.shape != correct_P_N.shape:
         raise ValueError(f"answers have shape {answer_P_N.shape}, verdicts {correct_P_N.shape}")
     codes = {"": -1}
-    code_P_N = np.array([codes.setdefault(answer, len(codes)) for answer in answer_P_N.flat]).reshape(
-        answer_P_N.shape
-    )
-    votes_P_N = np.stack(
-        [(code_P_N == code_P_N[:, [i]]).sum(axis=1) for i in range(code_P_N.shape[1])], axis=1
-    )
+    code_P_N = np.array([codes.setdefault(answer, len(codes)) for answer in answer_P_N.flat]).reshape(answer_P_N.shape)
+    votes_P_N = np.stack([(code_P_N == code_P_N[:, [i]]).sum(axis=1) for i in range(code_P_N.shape[1])], axis=1)
     votes_P_N[code_P_N < 0] = 0
     # Tied answers hold equally many samples, so a uniform choice among answers is one among their samples.
     wins_P_N = (votes_P_N == votes_P_N.max(axis=1, keepdims=True)) & (votes_P_N > 0)
@@ -112,9 +108,7 @@ def resampled_means(value_P_M: Floats, seed: int, resamples: int = RESAMPLES) ->
     problems are paired. Memory does not grow with R x P.
     """
     if value_P_M.ndim != 2 or 0 in value_P_M.shape:
-        raise ValueError(
-            f"expected values of at least one problem and one measure, found shape {value_P_M.shape}"
-        )
+        raise ValueError(f"expected values of at least one problem and one measure, found shape {value_P_M.shape}")
     problems = value_P_M.shape[0]
     rng = np.random.default_rng(seed)
     rows = max(1, _CHUNK_ELEMENTS // problems)
