@@ -113,6 +113,8 @@ class Recorder:
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Note metrics of one step; they leave in batches."""
+        if self._file.closed:  # a signal has ended the run while the stage's loop takes its last step
+            return
         values = {name: float(value) for name, value in values.items()}
         self._add({"event": "metrics", "time": milliseconds(), "step": int(step), "values": values})
 
