@@ -5,15 +5,14 @@ from __future__ import annotations
 from pydantic import Field
 
 from pipelines.base.settings import Architecture
+from pipelines.distill.settings import DistillationParams
 from pipelines.generation.settings import Sampling
-from pipelines.settings import Strict
-from pipelines.training.settings import Optimiser
 from tasks.contract import main
 from tasks.execution import Execution
 from tasks.samples import verified_samples
 
 
-class Params(Strict):
+class Params(DistillationParams):
     """Section `distill` of params.yaml."""
 
     teacher: str = Field(description="directory of the teacher's checkpoint: the output of an RL round")
@@ -21,12 +20,6 @@ class Params(Strict):
     problems: int = Field(ge=1, description="training problems the teacher answers, at the most")
     samples: int = Field(ge=1, description="answers per problem; the right ones are learned from")
     sampling: Sampling
-    steps: int = Field(ge=1, description="optimiser steps")
-    batch_size: int = Field(ge=1, description="samples per step")
-    cross_entropy: float = Field(ge=0, description="weight of the cross-entropy on the teacher's verified samples")
-    kl: float = Field(ge=0, description="weight of the per-token KL to the teacher")
-    optimiser: Optimiser
-    checkpoint_every: int = Field(ge=1, description="steps between two checkpoints of a run that may be killed")
 
 
 def compute(stage: Execution) -> None:
@@ -49,15 +42,10 @@ def compute(stage: Execution) -> None:
         student,
         load_model(checkpoint),
         sequences,
-        steps=params.steps,
-        batch_size=params.batch_size,
-        cross_entropy_weight=params.cross_entropy,
-        kl_weight=params.kl,
-        optimiser=params.optimiser,
+        params,
         pad_id=tokenizer.pad_token_id,
         seed=stage.seed,
         scratch=stage.scratch,
-        checkpoint_every=params.checkpoint_every,
         report=stage.report,
     )
     save_checkpoint(student, tokenizer, stage.output)

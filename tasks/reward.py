@@ -5,14 +5,13 @@ from __future__ import annotations
 from pydantic import Field
 
 from pipelines.generation.settings import Sampling
-from pipelines.settings import Strict
-from pipelines.training.settings import Optimiser
+from pipelines.training.settings import TrainingParams
 from tasks.contract import main
 from tasks.execution import Execution
 from tasks.samples import verified_samples
 
 
-class Params(Strict):
+class Params(TrainingParams):
     """Section `reward` of params.yaml."""
 
     problems: int = Field(ge=2, description="training problems to sample answers for, at the most")
@@ -20,10 +19,6 @@ class Params(Strict):
     sampling: Sampling
     pairs_per_problem: int = Field(ge=1, description="pairs of a right and a wrong answer per problem, at the most")
     heldout_share: float = Field(gt=0, lt=1, description="share of the problems whose pairs only measure accuracy")
-    steps: int = Field(ge=1, description="optimiser steps")
-    batch_size: int = Field(ge=1, description="pairs per step")
-    optimiser: Optimiser
-    checkpoint_every: int = Field(ge=1, description="steps between two checkpoints of a run that may be killed")
 
 
 def compute(stage: Execution) -> None:
@@ -52,13 +47,10 @@ def compute(stage: Execution) -> None:
     history = train_reward_model(
         model,
         units["train"],
-        steps=params.steps,
-        batch_size=params.batch_size,
-        optimiser=params.optimiser,
+        params,
         pad_id=tokenizer.pad_token_id,
         seed=stage.seed,
         scratch=stage.scratch,
-        checkpoint_every=params.checkpoint_every,
         report=stage.report,
     )
     accuracy = pair_accuracy(model, units["heldout"], tokenizer.pad_token_id)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipelines.settings import Strict
-from pipelines.training.settings import Optimiser
+from pipelines.training.settings import TrainingParams
 from tasks.contract import main
 from tasks.execution import Execution
 
 
-class Params(Strict):
+class Params(TrainingParams):
     """Section `sft` of params.yaml."""
 
-    steps: int = Field(ge=1, description="optimiser steps")
-    batch_size: int = Field(ge=1, description="demonstrations per step")
     max_tokens: int = Field(ge=2, description="longest prompt plus completion; a longer demonstration is an error")
-    optimiser: Optimiser
-    checkpoint_every: int = Field(ge=1, description="steps between two checkpoints of a run that may be killed")
 
 
 def compute(stage: Execution) -> None:
@@ -35,13 +30,10 @@ def compute(stage: Execution) -> None:
     history = fine_tune(
         model,
         sequences,
-        steps=params.steps,
-        batch_size=params.batch_size,
-        optimiser=params.optimiser,
+        params,
         pad_id=tokenizer.pad_token_id,
         seed=stage.seed,
         scratch=stage.scratch,
-        checkpoint_every=params.checkpoint_every,
         report=stage.report,
     )
     save_checkpoint(model, tokenizer, stage.output)

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipelines.distill.settings import DistillationParams
 from pipelines.errors import UserError
 from pipelines.sft.train import supervised_sequence
-from pipelines.training.batch import MicroBatch, Sequence, indices_at
+from pipelines.training.batch import MicroBatch, Sequence
 from pipelines.training.checkpoint import CheckpointStore
 from pipelines.training.components import Outputs, TokenComponent, TokenLoss, cross_entropy, token_outputs
-from pipelines.training.loop import Report, Trainer, optimise
-from pipelines.training.settings import Optimiser
+from pipelines.training.loop import Report, epochs, optimise
+from pipelines.training.trainer import Trainer
 
 
 def verified_sequences(rollouts: Seq[dict[str, Any]]) -> list[Sequence]:
@@ -51,26 +52,20 @@ def distill(
     student: torch.nn.Module,
     teacher: torch.nn.Module,
     sequences: Seq[Sequence],
+    params: DistillationParams,
     *,
-    steps: int,
-    batch_size: int,
-    cross_entropy_weight: float,
-    kl_weight: float,
-    optimiser: Optimiser,
     pad_id: int,
     seed: int,
     scratch: Path,
-    checkpoint_every: int,
     report: Report,
 ) -> list[dict[str, float]]:
     """Train `student` in place; returns the metrics per step."""
     components = [
-        TokenComponent("cross_entropy", cross_entropy_weight, "supervised", cross_entropy),
-        TokenComponent("kl_from_teacher", kl_weight, "supervised", kl_from_teacher(teacher.eval())),
+        TokenComponent("cross_entropy", params.cross_entropy, "supervised", cross_entropy),
+        TokenComponent("kl_from_teacher", params.kl, "supervised", kl_from_teacher(teacher.eval())),
     ]
-    trainer = Trainer(student, [c for c in components if c.coefficient > 0], optimiser, steps, pad_id)
-
-    def units_at(step: int):
-        return [[(sequences[index],) for index in indices_at(step, batch_size, seed, len(sequences))]], {}
-
-    return optimise(trainer, steps, units_at, CheckpointStore(scratch / "checkpoints"), checkpoint_every, report)
+    chosen = [component for component in components if component.coefficient > 0]
+    trainer = Trainer(student, chosen, params.optimiser, params.steps, pad_id)
+    batches = epochs([(sequence,) for sequence in sequences], params.batch_size, seed)
+    store = CheckpointStore(scratch / "checkpoints")
+    return optimise(trainer, params.steps, batches, store, params.checkpoint_every, report)

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 
 from pipelines.rewards.model import RewardModel
-from pipelines.training.batch import Sequence, Unit, indices_at
+from pipelines.training.batch import Sequence, Unit
 from pipelines.training.checkpoint import CheckpointStore
 from pipelines.training.components import BradleyTerry, score_outputs
-from pipelines.training.loop import Report, Trainer, optimise
-from pipelines.training.settings import Optimiser
+from pipelines.training.loop import Report, epochs, optimise
+from pipelines.training.settings import TrainingParams
+from pipelines.training.trainer import Trainer
 
 
 def pair_units(pairs: Seq[tuple[Seq[int], Seq[int]]]) -> list[Unit]:
@@ -24,23 +25,17 @@ def pair_units(pairs: Seq[tuple[Seq[int], Seq[int]]]) -> list[Unit]:
 def train_reward_model(
     model: torch.nn.Module,
     units: Seq[Unit],
+    params: TrainingParams,
     *,
-    steps: int,
-    batch_size: int,
-    optimiser: Optimiser,
     pad_id: int,
     seed: int,
     scratch: Path,
-    checkpoint_every: int,
     report: Report,
 ) -> list[dict[str, float]]:
     """Train `model` (one label) in place on `batch_size` pairs a step; returns the metrics per step."""
-    trainer = Trainer(model, [BradleyTerry()], optimiser, steps, pad_id, forward=score_outputs)
-
-    def units_at(step: int):
-        return [[units[index] for index in indices_at(step, batch_size, seed, len(units))]], {}
-
-    return optimise(trainer, steps, units_at, CheckpointStore(scratch / "checkpoints"), checkpoint_every, report)
+    trainer = Trainer(model, [BradleyTerry()], params.optimiser, params.steps, pad_id, forward=score_outputs)
+    batches, store = epochs(units, params.batch_size, seed), CheckpointStore(scratch / "checkpoints")
+    return optimise(trainer, params.steps, batches, store, params.checkpoint_every, report)
 
 
 def pair_accuracy(model: torch.nn.Module, units: Seq[Unit], pad_id: int) -> float:

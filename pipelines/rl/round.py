@@ -19,17 +19,16 @@ import torch
 
 from pipelines.generation.native import NativeEngine
 from pipelines.generation.rollouts import EncodedProblems, correct_matrix, rollout_table, sample_rollouts
-from pipelines.generation.settings import Sampling
 from pipelines.rewards.compose import compose
 from pipelines.rewards.model import RewardModel
 from pipelines.rl.advantages import group_advantages, informative_groups
 from pipelines.rl.losses import behaviour_kl, clip_share, clipped_policy_gradient, kl_to_reference
-from pipelines.rl.settings import Advantage, PolicyLoss, RewardWeights
+from pipelines.rl.settings import PolicyLoss, RoundParams
 from pipelines.training.batch import Sequence, Unit, indices_at, micro_batches
 from pipelines.training.checkpoint import CheckpointStore
 from pipelines.training.components import TokenComponent, token_outputs
-from pipelines.training.loop import Report, Trainer, optimise
-from pipelines.training.settings import Optimiser
+from pipelines.training.loop import Report, optimise
+from pipelines.training.trainer import Trainer
 
 _DEAD_STREAK = 10
 
@@ -38,54 +37,49 @@ def run_round(
     policy: torch.nn.Module,
     tokenizer,
     problems: EncodedProblems,
+    params: RoundParams,
     *,
-    steps: int,
-    problems_per_step: int,
-    group_size: int,
-    updates_per_step: int,
-    sampling: Sampling,
-    loss: PolicyLoss,
-    advantage: Advantage,
-    weights: RewardWeights,
-    optimiser: Optimiser,
     reward_model: RewardModel | None,
     reference: torch.nn.Module | None,
     seed: int,
     stage: str,
     scratch: Path,
-    checkpoint_every: int,
     report: Report,
     warn: Callable[[str], None] = print,
 ) -> tuple[list[dict[str, float]], pa.Table]:
-    """Train `policy` in place for `steps` steps; returns the metrics per step and all rollouts (records.ROLLOUT).
+    """Train `policy` in place; returns the metrics per step and all rollouts (records.ROLLOUT).
 
-    reference: the policy of the KL term, needed when loss.kl > 0. reward_model: needed when weights.reward_model > 0.
+    reference: the policy of the KL term, needed when loss.kl > 0. reward_model: needed when its weight is > 0.
     stage: name that enters the randomness of every sample ("rl@1"). scratch: where checkpoints and rollouts are kept.
     """
     pad_id = tokenizer.pad_token_id
     engine = NativeEngine(policy, [tokenizer.eos_token_id], pad_id)
-    trainer = Trainer(policy, _components(loss), optimiser, steps * updates_per_step, pad_id)
+    trainer = Trainer(
+        policy, _components(params.loss), params.optimiser, params.steps * params.updates_per_step, pad_id
+    )
     log = RolloutLog(scratch / "rollouts")
     streak = 0
 
     def units_at(step: int) -> tuple[list[list[Unit]], dict[str, float]]:
         nonlocal streak
-        chosen = problems.take(indices_at(step, problems_per_step, seed, len(problems)))
+        chosen = problems.take(indices_at(step, params.problems_per_step, seed, len(problems)))
         engine.load(policy.state_dict(), version=trainer.updates)
-        rows_R = sample_rollouts(engine, tokenizer, chosen, group_size, sampling, seed=seed, stage=stage, step=step + 1)
+        rows_R = sample_rollouts(
+            engine, tokenizer, chosen, params.group_size, params.sampling, seed=seed, stage=stage, step=step + 1
+        )
         parts = {"verifier": np.array([row["reward"] for row in rows_R], dtype=np.float64)}
         if reward_model is not None:
             parts["reward_model"] = _sigmoid(reward_model.scores([row["tokens"] for row in rows_R]))
-        rewards_P_G = compose(parts, weights.model_dump()).reshape(-1, group_size)
-        advantages_P_G = group_advantages(rewards_P_G, advantage.scale)
-        correct_P_G = correct_matrix(rows_R, group_size)
+        rewards_P_G = compose(parts, params.reward.model_dump()).reshape(-1, params.group_size)
+        advantages_P_G = group_advantages(rewards_P_G, params.advantage.scale)
+        correct_P_G = correct_matrix(rows_R, params.group_size)
         informative_P = informative_groups(correct_P_G)
 
-        blocks = np.array_split(np.flatnonzero(informative_P), updates_per_step)
+        blocks = np.array_split(np.flatnonzero(informative_P), params.updates_per_step)
         blocks = [block for block in blocks if len(block)]
         update_of_P = {int(p): trainer.updates + 1 + number for number, block in enumerate(blocks) for p in block}
         for index, row in enumerate(rows_R):
-            problem = index // group_size
+            problem = index // params.group_size
             row["reward"] = float(rewards_P_G.flat[index])
             row["reward_parts"] = [(name, float(values[index])) for name, values in parts.items()]
             row["advantage"] = float(advantages_P_G.flat[index])
@@ -98,10 +92,10 @@ def run_round(
             warn(f"{stage}: no group of the last {streak} steps held both right and wrong answers: nothing was learned")
         updates = []
         for block in blocks:
-            rows = [rows_R[problem * group_size + member] for problem in block for member in range(group_size)]
+            rows = [rows_R[p * params.group_size + g] for p in block for g in range(params.group_size)]
             sequences = [_sequence(row) for row in rows]
             if reference is not None:
-                sequences = with_reference_logp(sequences, reference, optimiser.micro_tokens, pad_id)
+                sequences = with_reference_logp(sequences, reference, params.optimiser.micro_tokens, pad_id)
             updates.append([(sequence,) for sequence in sequences])
         metrics = {
             "reward": float(rewards_P_G.mean()),
@@ -114,7 +108,7 @@ def run_round(
 
     store = CheckpointStore(scratch / "checkpoints")
     log.truncate(store.newest_step())  # before resuming: later shards belong to a checkpoint that was never finished
-    history = optimise(trainer, steps, units_at, store, checkpoint_every, report, on_checkpoint=log.flush)
+    history = optimise(trainer, params.steps, units_at, store, params.checkpoint_every, report, on_checkpoint=log.flush)
     return history, log.table()
 
 

@@ -6,7 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from pipelines.generation.settings import Sampling
 from pipelines.settings import Strict
+from pipelines.training.settings import Optimiser
 
 
 class PolicyLoss(Strict):
@@ -34,3 +36,20 @@ class RewardWeights(Strict):
     reward_model: float = Field(
         ge=0, description="weight of the reward model's sigmoid score; 0 does not load the model"
     )
+
+
+class RoundParams(Strict):
+    """One RL round."""
+
+    steps: int = Field(ge=1, description="batches of rollouts per round")
+    problems_per_step: int = Field(ge=1, description="problems per batch")
+    group_size: int = Field(ge=2, description="rollouts per problem; the group mean is the baseline")
+    updates_per_step: int = Field(
+        ge=1, description="optimiser steps a batch is split into; above 1 the clip takes effect"
+    )
+    sampling: Sampling
+    loss: PolicyLoss
+    advantage: Advantage
+    reward: RewardWeights
+    optimiser: Optimiser
+    checkpoint_every: int = Field(ge=1, description="batches between two checkpoints of a run that may be killed")

@@ -11,11 +11,12 @@ import torch
 
 from pipelines.errors import UserError
 from pipelines.generation.rollouts import encode_prompts
-from pipelines.training.batch import Sequence, indices_at
+from pipelines.training.batch import Sequence
 from pipelines.training.checkpoint import CheckpointStore
 from pipelines.training.components import TokenComponent, cross_entropy
-from pipelines.training.loop import Report, Trainer, optimise
-from pipelines.training.settings import Optimiser
+from pipelines.training.loop import Report, epochs, optimise
+from pipelines.training.settings import TrainingParams
+from pipelines.training.trainer import Trainer
 
 
 def encode_demonstrations(tokenizer, demonstrations: pa.Table, max_tokens: int) -> list[Sequence]:
@@ -49,22 +50,16 @@ def supervised_sequence(prompt: Seq[int], completion: Seq[int]) -> Sequence:
 def fine_tune(
     model: torch.nn.Module,
     sequences: Seq[Sequence],
+    params: TrainingParams,
     *,
-    steps: int,
-    batch_size: int,
-    optimiser: Optimiser,
     pad_id: int,
     seed: int,
     scratch: Path,
-    checkpoint_every: int,
     report: Report,
 ) -> list[dict[str, float]]:
     """Train `model` in place on `batch_size` sequences a step; returns the metrics per step."""
-    trainer = Trainer(
-        model, [TokenComponent("cross_entropy", 1.0, "supervised", cross_entropy)], optimiser, steps, pad_id
-    )
-
-    def units_at(step: int):
-        return [[(sequences[index],) for index in indices_at(step, batch_size, seed, len(sequences))]], {}
-
-    return optimise(trainer, steps, units_at, CheckpointStore(scratch / "checkpoints"), checkpoint_every, report)
+    component = TokenComponent("cross_entropy", 1.0, "supervised", cross_entropy)
+    trainer = Trainer(model, [component], params.optimiser, params.steps, pad_id)
+    batches = epochs([(sequence,) for sequence in sequences], params.batch_size, seed)
+    store = CheckpointStore(scratch / "checkpoints")
+    return optimise(trainer, params.steps, batches, store, params.checkpoint_every, report)

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 if TYPE_CHECKING:
-    from pipelines.training.loop import Trainer
+    from pipelines.training.trainer import Trainer
 
 _NAME = re.compile(r"step-(\d{8})")
 

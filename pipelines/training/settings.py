@@ -24,7 +24,10 @@ class Optimiser(Strict):
     )
 
 
-class Checkpointing(Strict):
-    """When a training stage saves what a killed run resumes from."""
+class TrainingParams(Strict):
+    """What every stage that trains on a fixed set of sequences needs; its parameter section adds its own keys."""
 
-    every: int = Field(ge=1, description="loop steps between two checkpoints")
+    steps: int = Field(ge=1, description="optimiser steps")
+    batch_size: int = Field(ge=1, description="demonstrations, pairs or samples per step")
+    optimiser: Optimiser
+    checkpoint_every: int = Field(ge=1, description="steps between two checkpoints of a run that may be killed")

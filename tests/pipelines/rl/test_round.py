@@ -8,7 +8,7 @@ import pytest
 from pipelines.generation.rollouts import EncodedProblems
 from pipelines.generation.settings import Sampling
 from pipelines.rl.round import run_round
-from pipelines.rl.settings import Advantage, PolicyLoss, RewardWeights
+from pipelines.rl.settings import Advantage, PolicyLoss, RewardWeights, RoundParams
 from pipelines.training.settings import Optimiser
 
 SETTINGS = {
@@ -19,16 +19,13 @@ SETTINGS = {
     "sampling": Sampling(temperature=1.0, max_new_tokens=4),
     "loss": PolicyLoss(clip_low=0.2, clip_high=0.28, kl=0.0),
     "advantage": Advantage(scale="none"),
-    "weights": RewardWeights(verifier=1.0, reward_model=0.0),
+    "reward": RewardWeights(verifier=1.0, reward_model=0.0),
     "optimiser": Optimiser(
         lr=0.01, schedule="constant", warmup_steps=0, weight_decay=0.0, clip_norm=1.0, micro_tokens=256
     ),
-    "reward_model": None,
-    "reference": None,
-    "seed": 0,
-    "stage": "rl@1",
     "checkpoint_every": 2,
 }
+SURROUNDINGS = {"reward_model": None, "reference": None, "seed": 0, "stage": "rl@1"}
 
 
 class Letters:
@@ -77,7 +74,9 @@ def weights(model) -> bytes:
 
 
 def play(model, scratch, report=silent, **changes):
-    return run_round(model, Letters(), problems(), scratch=scratch, report=report, **(SETTINGS | changes))
+    settings = {name: changes.get(name, value) for name, value in SETTINGS.items()}
+    around = SURROUNDINGS | {name: value for name, value in changes.items() if name not in SETTINGS}
+    return run_round(model, Letters(), problems(), RoundParams(**settings), scratch=scratch, report=report, **around)
 
 
 def test_every_rollout_is_kept_and_only_mixed_groups_are_trained_on(tiny_model, tmp_path):
@@ -146,7 +145,7 @@ def test_every_switch_changes_the_result(tiny_model, tmp_path):
         "clip": {"loss": PolicyLoss(clip_low=0.0, clip_high=0.0, kl=0.0)},
         "scale": {"advantage": Advantage(scale="group_std")},
         "updates": {"updates_per_step": 1},
-        "model": {"weights": RewardWeights(verifier=1.0, reward_model=1.0), "reward_model": Scorer()},
+        "model": {"reward": RewardWeights(verifier=1.0, reward_model=1.0), "reward_model": Scorer()},
         "temperature": {"sampling": Sampling(temperature=0.7, max_new_tokens=4)},
         "seed": {"seed": 1},
         "stage": {"stage": "rl@2"},

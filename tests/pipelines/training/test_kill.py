@@ -17,17 +17,19 @@ import numpy as np
 import pytest
 import torch
 
+from pipelines.distill.settings import DistillationParams
 from pipelines.distill.train import distill
 from pipelines.generation.settings import Sampling
 from pipelines.reward.train import train_reward_model
 from pipelines.sft.train import fine_tune
 from pipelines.training import checkpoint
 from pipelines.training.batch import Sequence
-from pipelines.training.settings import Optimiser
+from pipelines.training.settings import Optimiser, TrainingParams
 
 STEPS, EVERY = 6, 2
 SETTINGS = Optimiser(lr=0.01, schedule="cosine", warmup_steps=1, weight_decay=0.1, clip_norm=1.0, micro_tokens=64)
-LOOP = {"steps": STEPS, "optimiser": SETTINGS, "pad_id": 0, "seed": 0, "checkpoint_every": EVERY}
+TRAINING = {"steps": STEPS, "batch_size": 4, "optimiser": SETTINGS, "checkpoint_every": EVERY}
+LOOP = {"pad_id": 0, "seed": 0}
 
 
 def sequences(count: int) -> list[Sequence]:
@@ -38,7 +40,7 @@ def sequences(count: int) -> list[Sequence]:
 
 def sft(make, scratch: Path, report) -> torch.nn.Module:
     model = make(0)
-    fine_tune(model, sequences(10), batch_size=4, scratch=scratch, report=report, **LOOP)
+    fine_tune(model, sequences(10), TrainingParams(**TRAINING), scratch=scratch, report=report, **LOOP)
     return model
 
 
@@ -51,7 +53,7 @@ def reward(make, scratch: Path, report) -> torch.nn.Module:
     model = Qwen3ForSequenceClassification(config)
     pool = sequences(20)
     pairs = list(zip(pool[::2], pool[1::2], strict=True))
-    train_reward_model(model, pairs, batch_size=4, scratch=scratch, report=report, **LOOP)
+    train_reward_model(model, pairs, TrainingParams(**TRAINING), scratch=scratch, report=report, **LOOP)
     return model
 
 
@@ -59,15 +61,12 @@ def rl(make, scratch: Path, report) -> torch.nn.Module:
     from pipelines.environments.verifiers import Verdict
     from pipelines.generation import rollouts
     from pipelines.rl.round import run_round
-    from pipelines.rl.settings import Advantage, PolicyLoss, RewardWeights
+    from pipelines.rl.settings import Advantage, PolicyLoss, RewardWeights, RoundParams
     from tests.pipelines.rl.test_round import Letters, problems
 
     rollouts.verify_batch = lambda texts, *columns: [Verdict(t[:1] < "n", float(t[:1] < "n"), "letter") for t in texts]
     model = make(0)
-    _, table = run_round(
-        model,
-        Letters(),
-        problems(),
+    params = RoundParams(
         steps=STEPS,
         problems_per_step=4,
         group_size=4,
@@ -75,14 +74,20 @@ def rl(make, scratch: Path, report) -> torch.nn.Module:
         sampling=Sampling(temperature=1.0, max_new_tokens=4),
         loss=PolicyLoss(clip_low=0.2, clip_high=0.28, kl=0.1),
         advantage=Advantage(scale="none"),
-        weights=RewardWeights(verifier=1.0, reward_model=0.0),
+        reward=RewardWeights(verifier=1.0, reward_model=0.0),
         optimiser=SETTINGS,
+        checkpoint_every=EVERY,
+    )
+    _, table = run_round(
+        model,
+        Letters(),
+        problems(),
+        params,
         reward_model=None,
         reference=make(0),
         seed=0,
         stage="rl@1",
         scratch=scratch,
-        checkpoint_every=EVERY,
         report=report,
     )
     (scratch / "rollouts.json").write_text(repr(table.to_pylist()))
@@ -91,8 +96,8 @@ def rl(make, scratch: Path, report) -> torch.nn.Module:
 
 def student(make, scratch: Path, report) -> torch.nn.Module:
     model = make(0)
-    weights = {"cross_entropy_weight": 1.0, "kl_weight": 1.0}
-    distill(model, make(1), sequences(10), batch_size=4, scratch=scratch, report=report, **weights, **LOOP)
+    params = DistillationParams(**TRAINING, cross_entropy=1.0, kl=1.0)
+    distill(model, make(1), sequences(10), params, scratch=scratch, report=report, **LOOP)
     return model
 
 
