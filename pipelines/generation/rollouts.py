@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,9 +72,14 @@ def sample_rollouts(
     """
     if not len(problems):
         raise UserError(f"{stage}: there is no problem to sample answers for; loosen filter.keep or make more problems")
+    seen: Counter[str] = Counter()
+    first_samples = []  # a problem that comes up twice goes on counting, so no two of its samples are the same draw
+    for row in problems.rows:
+        first_samples.append(samples * seen[row["id"]])
+        seen[row["id"]] += 1
     prompts = [
-        Prompt(tokens, tuple(sample_key(seed, stage, step, row["id"], sample) for sample in range(samples)))
-        for row, tokens in zip(problems.rows, problems.tokens, strict=True)
+        Prompt(tokens, tuple(sample_key(seed, stage, step, row["id"], first + i) for i in range(samples)))
+        for row, tokens, first in zip(problems.rows, problems.tokens, first_samples, strict=True)
     ]
     drawn = engine.generate(prompts, sampling)
     texts = tokenizer.batch_decode(drawn.tokens, skip_special_tokens=False)
@@ -90,10 +96,11 @@ def sample_rollouts(
     rows = []
     for index, (problem, text, verdict) in enumerate(zip(expanded, texts, verdicts, strict=True)):
         prompt, completion = problems.tokens[index // samples], drawn.tokens[index]
-        group = content_id("group", stage, step, problem["id"])
+        first = first_samples[index // samples]
+        group = content_id("group", stage, step, problem["id"], first)
         rows.append(
             {
-                "id": content_id("rollout", group, index % samples, completion),
+                "id": content_id("rollout", group, first + index % samples, completion),
                 "parents": [problem["id"]],
                 "problem_id": problem["id"],
                 "family": problem["family"],
@@ -101,7 +108,7 @@ def sample_rollouts(
                 "group": group,
                 "stage": stage,
                 "step": step,
-                "sample": index % samples,
+                "sample": first + index % samples,
                 "policy_version": drawn.policy_version,
                 "prompt_tokens": len(prompt),
                 "tokens": prompt + completion,

@@ -98,6 +98,16 @@ def test_every_rollout_is_kept_and_only_mixed_groups_are_trained_on(tiny_model, 
     assert all(0 <= metrics["accuracy"] <= 1 for metrics in history)
 
 
+def test_a_problem_drawn_twice_in_a_step_gives_two_groups_of_different_samples(tiny_model, tmp_path):
+    _, table = play(tiny_model(), tmp_path, problems_per_step=24)  # of 8 problems
+    rows = table.to_pylist()
+    assert len({row["id"] for row in rows}) == len(rows)
+    assert len({row["group"] for row in rows}) == 6 * 24
+    first = [row for row in rows if row["step"] == 1 and row["problem_id"] == "p0"]
+    assert sorted(row["sample"] for row in first) == list(range(12))
+    assert len({tuple(row["logprobs"]) for row in first}) > 6
+
+
 def test_the_policy_learns(tiny_model, tmp_path):
     history, _ = play(tiny_model(), tmp_path, steps=40)
     first, last = (np.mean([metrics["accuracy"] for metrics in part]) for part in (history[:5], history[-5:]))
