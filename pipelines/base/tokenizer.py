@@ -7,6 +7,7 @@ text survive encoding and decoding unchanged.
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -57,3 +58,12 @@ def build_tokenizer(lexicon: tuple[str, ...], max_length: int) -> PreTrainedToke
         model_max_length=max_length,
         clean_up_tokenization_spaces=False,
     )
+
+
+def encode_prompts(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
+    """Token ids of each prompt as the user turn of a chat, ready for the answer; without a template, as plain text."""
+    if tokenizer.chat_template is None:
+        return [list(ids) for ids in tokenizer(list(prompts))["input_ids"]]
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
+    return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.base.tokenizer import encode_prompts
 from pipelines.environments.verifiers import verify_batch
 from pipelines.errors import UserError
 from pipelines.generation.engine import Engine, Prompt, sample_key
@@ -31,15 +32,6 @@ class EncodedProblems:
 
     def take(self, indices: Sequence[int]) -> EncodedProblems:
         return EncodedProblems([self.rows[i] for i in indices], [self.tokens[i] for i in indices])
-
-
-def encode_prompts(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each prompt as the user turn of a chat, ready for the answer; without a template, as plain text."""
-    if tokenizer.chat_template is None:
-        return [list(ids) for ids in tokenizer(list(prompts))["input_ids"]]
-    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
-    return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
 
 def encode_problems(tokenizer, problems: pa.Table) -> EncodedProblems:

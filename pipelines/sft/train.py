@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from pipelines.base.tokenizer import encode_prompts
 from pipelines.errors import UserError
-from pipelines.generation.rollouts import encode_prompts
 from pipelines.training.batch import Sequence
 from pipelines.training.checkpoint import CheckpointStore
 from pipelines.training.components import TokenComponent, cross_entropy
