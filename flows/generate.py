@@ -67,7 +67,7 @@ def find_checkpoint(root: Path, name: str) -> Path:
 
 
 def _encode(tokenizer: Any, question: str) -> list[int]:
-    from pipelines.generation.rollouts import encode_prompts
+    from pipelines.base.tokenizer import encode_prompts
 
     return encode_prompts(tokenizer, [question])[0]
 

@@ -24,15 +24,15 @@ def encode_demonstrations(tokenizer, demonstrations: pa.Table, max_tokens: int) 
 
     Raises UserError when a row is longer than `max_tokens`: cutting it would teach answers without an end.
     """
+    if not demonstrations.num_rows:
+        raise UserError("data/synthesize holds no demonstrations, so sft has nothing to learn from; see data/README.md")
     prompts = encode_prompts(tokenizer, demonstrations["prompt"].to_pylist())
     completions = tokenizer(demonstrations["completion"].to_pylist(), add_special_tokens=False)["input_ids"]
     sequences = [
         supervised_sequence(prompt, [*completion, tokenizer.eos_token_id])
         for prompt, completion in zip(prompts, completions, strict=True)
     ]
-    longest = max(range(len(sequences)), key=lambda index: len(sequences[index].tokens), default=None)
-    if longest is None:
-        raise UserError("data/synthesize: there are no demonstrations to learn from")
+    longest = max(range(len(sequences)), key=lambda index: len(sequences[index].tokens))
     if len(sequences[longest].tokens) > max_tokens:
         raise UserError(
             f"demonstration {demonstrations['id'][longest].as_py()} has {len(sequences[longest].tokens)} tokens; "
