@@ -12,7 +12,8 @@ from pipelines.sft.train import encode_demonstrations
 
 def demonstrations(*pairs: tuple[str, str]):
     keys = {"parents": [], "problem_id": "p", "family": "f", "level": 1, "mode": "steps"}
-    return table([keys | {"id": f"d{i}", "prompt": q, "completion": a} for i, (q, a) in enumerate(pairs)], DEMONSTRATION)
+    rows = [keys | {"id": f"d{i}", "prompt": question, "completion": work} for i, (question, work) in enumerate(pairs)]
+    return table(rows, DEMONSTRATION)
 
 
 def test_weights_cover_the_completion_and_the_end_token_only():
