@@ -19,15 +19,15 @@ lint: .venv/installed-dev
 bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks.bench
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml infra/constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v < (3, 13) else f"Ratchet needs Python 3.11 or 3.12, not {v[0]}.{v[1]}; name one with: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv .venv
 	@echo "Installing into .venv: about 2 GB, two to five minutes the first time"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint infra/constraints.txt --editable .
 	@touch $@
 
 .venv/installed-dev: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint infra/constraints.txt --editable '.[dev]'
 	@touch $@
 
 clean:
