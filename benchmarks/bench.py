@@ -36,6 +36,7 @@ def main() -> None:
         timed = []
         for project in (first, second):
             fresh_copy(project)
+        for project in (first, second):
             print(f"default run in a fresh copy ({project.name})", flush=True)
             timed.append(watched(project, "run"))
         results |= run_figures(first, timed)
