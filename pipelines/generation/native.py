@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipelines.errors import UserError
 from pipelines.generation.engine import Completions, Prompt
 from pipelines.generation.randomness import uniforms
 from pipelines.generation.settings import Sampling
@@ -59,6 +60,13 @@ class NativeEngine:
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Completions:
+        longest = max((len(prompt.tokens) for prompt in prompts), default=0) + sampling.max_new_tokens
+        limit = self.model.config.max_position_embeddings
+        if longest > limit:
+            raise UserError(
+                f"the longest prompt and sampling.max_new_tokens ({sampling.max_new_tokens}) make {longest} tokens, "
+                f"the model has {limit} positions; lower max_new_tokens"
+            )
         total = sum(len(prompt.keys) for prompt in prompts)
         tokens: list[list[int]] = [[] for _ in range(total)]
         logprobs: list[list[float]] = [[] for _ in range(total)]

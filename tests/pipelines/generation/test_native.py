@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from pipelines.errors import UserError
 from pipelines.generation.engine import Prompt, sample_key
 from pipelines.generation.native import NativeEngine, draw
 from pipelines.generation.randomness import uniforms
@@ -72,6 +73,11 @@ def test_weights_that_do_not_fit_are_refused(tiny_model):
     del weights[name]
     with pytest.raises(ValueError, match="differing names"):
         engine.load(weights, 1)
+
+
+def test_a_completion_that_does_not_fit_the_model_is_refused(tiny_model):
+    with pytest.raises(UserError, match="the model has 128 positions; lower max_new_tokens"):
+        NativeEngine(tiny_model(), [1], 0).generate(prompts(), Sampling(temperature=1.0, max_new_tokens=127))
 
 
 def test_draw_follows_the_distribution():
