@@ -141,7 +141,10 @@ def generate(
     prompt: Annotated[str | None, typer.Option(help="What to ask; without it, one question per input line.")] = None,
     samples: Annotated[int, typer.Option(min=1, max=4096, help="Answers per question.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.01, max=10.0, help="1 is the model's own distribution.")] = 1.0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, max=65536, help="Longest answer, in tokens.")] = 128,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, max=65536, help="Longest answer, in tokens; without it, what the model has room for."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same answers.")] = 0,
 ) -> None:
     """Ask a checkpoint."""

@@ -12,12 +12,21 @@ from typing import Any
 from pipelines.errors import UserError
 from tasks.graph import load_graph
 
+_LONGEST = 512
+
 
 def converse(
-    root: Path, checkpoint: str, prompt: str | None, samples: int, temperature: float, max_new_tokens: int, seed: int
+    root: Path,
+    checkpoint: str,
+    prompt: str | None,
+    samples: int,
+    temperature: float,
+    max_new_tokens: int | None,
+    seed: int,
 ) -> None:
     """Print `samples` answers to the prompt, or to every line of standard input.
 
+    max_new_tokens: None gives what the model has positions for after the prompt, at most 512.
     Raises UserError when `checkpoint` is no directory with a model and no stage that has published one.
     """
     directory = find_checkpoint(root, checkpoint)
@@ -33,10 +42,13 @@ def converse(
     logging.disable_progress_bar()
     tokenizer = load_tokenizer(directory)
     engine = NativeEngine.open(directory)
-    sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens)
+    positions = engine.model.config.max_position_embeddings
     for question in [prompt] if prompt is not None else _lines():
         keys = tuple(sample_key(seed, "generate", 0, question, sample) for sample in range(samples))
-        drawn = engine.generate([Prompt(_encode(tokenizer, question), keys)], sampling)
+        tokens = _encode(tokenizer, question)
+        room = max(1, min(_LONGEST, positions - len(tokens)))
+        sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens or room)
+        drawn = engine.generate([Prompt(tokens, keys)], sampling)
         for tokens, reason in zip(drawn.tokens, drawn.finish_reasons, strict=True):
             ended = reason == "stop"
             text = tokenizer.decode(tokens[:-1] if ended else tokens, skip_special_tokens=False)
