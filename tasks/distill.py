@@ -37,10 +37,12 @@ def compute(stage: Execution) -> None:
     rollouts = verified_samples(stage, checkpoint, choose(problems, "train", params.problems, stage.seed))
 
     sequences = verified_sequences(rollouts)
-    student = initialise(qwen3_config(params.student, tokenizer), stage.seed)
+    teacher = load_model(checkpoint)
+    config = qwen3_config(params.student, tokenizer) | {"vocab_size": teacher.config.vocab_size}
+    student = initialise(config, stage.seed)
     history = distill(
         student,
-        load_model(checkpoint),
+        teacher,
         sequences,
         params,
         pad_id=tokenizer.pad_token_id,

@@ -75,7 +75,10 @@ def reward_model_from(directory: Path) -> PreTrainedModel:
     language_model = load_model(directory)
     config = language_model.config
     config.num_labels = 1
-    model = classifier_class(config.model_type)._from_config(config, dtype=torch.float32)
+    config.pad_token_id = load_tokenizer(directory).pad_token_id
+    cls = classifier_class(config.model_type)
+    new = cls.from_config if hasattr(cls, "from_config") else cls._from_config  # the Auto classes spell it otherwise
+    model = new(config, dtype=torch.float32)
     model.base_model.load_state_dict(language_model.base_model.state_dict())
     with torch.no_grad():
         model.score.weight.zero_()
@@ -83,7 +86,19 @@ def reward_model_from(directory: Path) -> PreTrainedModel:
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint directory."""
+    """The tokenizer of a checkpoint directory; one without a padding token pads with its end token.
+
+    Raises UserError when it has no end token: nothing would ever stop a completion.
+    """
+    tokenizer = _read_tokenizer(directory)
+    if tokenizer.eos_token is None:
+        raise UserError(f"{directory}: its tokenizer has no end token; name an eos_token in tokenizer_config.json")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _read_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     settings = _read_json(directory / "tokenizer_config.json")
     if settings.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend"):
         from transformers import PreTrainedTokenizerFast
@@ -110,8 +125,9 @@ def _load(cls: Any, directory: Path, **options: Any) -> PreTrainedModel:
     import torch
 
     _without_progress_bars()
-    return cls.from_pretrained(
+    model, info = cls.from_pretrained(
         directory,
+        output_loading_info=True,
         dtype=torch.float32,
         attn_implementation="sdpa",
         use_safetensors=True,
@@ -119,6 +135,10 @@ def _load(cls: Any, directory: Path, **options: Any) -> PreTrainedModel:
         trust_remote_code=False,
         **options,
     )
+    lacking = sorted(info["missing_keys"])
+    if lacking:
+        raise UserError(f"{directory}: its weights lack {len(lacking)} tensors of the model, such as {lacking[0]}")
+    return model
 
 
 def _without_progress_bars() -> None:

@@ -32,8 +32,26 @@ def materialise(params: BaseParams, seed: int, output: Path) -> dict[str, float]
         save_checkpoint(model, tokenizer, output)
     else:
         import_checkpoint(source.checkpoint, source.revision, source.sha256, output)
-        model, tokenizer = load_model(output), load_tokenizer(output)
+        model, tokenizer = _load_imported(source.checkpoint, output)
     return {"parameters": model.num_parameters(), "vocabulary": len(tokenizer)}
+
+
+def _load_imported(checkpoint: str, output: Path) -> tuple[Any, Any]:
+    """Model and tokenizer as the later stages will load them; what is wrong with them is said here, once."""
+    from safetensors import SafetensorError
+
+    try:
+        model, tokenizer = load_model(output), load_tokenizer(output)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"base.source.checkpoint: {checkpoint} cannot be loaded: {reason}") from error
+    embedded = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > embedded:
+        raise UserError(
+            f"base.source.checkpoint: the tokenizer of {checkpoint} has {len(tokenizer)} tokens, "
+            f"its model only {embedded}"
+        )
+    return model, tokenizer
 
 
 def qwen3_config(architecture: Architecture, tokenizer: Any) -> dict[str, Any]:
@@ -143,6 +161,11 @@ def _download(name: str, revision: str | None) -> Path:
 
 def _scrub(path: Path) -> None:
     """Drop the path that the checkpoint's author had it under."""
-    config = json.loads(path.read_text())
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"base.source.checkpoint: its {path.name} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise UserError(f"base.source.checkpoint: its {path.name} is not valid JSON of a configuration, a mapping")
     if config.pop("_name_or_path", None) is not None:
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -103,6 +103,6 @@ def token_outputs(model: torch.nn.Module, batch: MicroBatch) -> Outputs:
 
 def score_outputs(model: torch.nn.Module, batch: MicroBatch) -> Outputs:
     """Forward pass of a sequence classifier with one label: its score of the last real token."""
-    hidden_B_T_D = model.model(input_ids=batch.tokens_B_T, use_cache=False).last_hidden_state
+    hidden_B_T_D = model.base_model(input_ids=batch.tokens_B_T, use_cache=False).last_hidden_state
     last_B_D = hidden_B_T_D[torch.arange(len(batch.lengths_B), device=hidden_B_T_D.device), batch.lengths_B - 1]
     return Outputs(scores_B=model.score(last_B_D).float()[:, 0])
