@@ -55,7 +55,8 @@ def compute(stage: Execution) -> None:
     history_table(history, stage.output / "history.parquet")
     stage.log_rows("samples", len(rollouts))
     stage.log_rows("verified", len(sequences))
-    stage.write_metrics({"verified_share": len(sequences) / len(rollouts), "loss": history[-1]["loss/cross_entropy"]})
+    losses = {name: value for name, value in history[-1].items() if name.startswith("loss/")}
+    stage.write_metrics({"verified_share": len(sequences) / len(rollouts)} | losses)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import signal
@@ -15,7 +16,8 @@ from tests.end_to_end.conftest import RATCHET, Project
 
 def kill_while_training(project: Project, stage: str) -> None:
     """`ratchet run STAGE --force`, then kill -9 of the stage process once it has written a checkpoint."""
-    checkpoints = project.root / ".ratchet" / "scratch" / stage
+    # glob.glob passes over directories that vanish while it looks: a forced run clears its scratch first
+    checkpoints = str(project.root / ".ratchet" / "scratch" / stage / "*" / "checkpoints" / "step-*")
     driver = subprocess.Popen(
         [RATCHET, "run", stage, "--force"],
         cwd=project.root,
@@ -27,7 +29,7 @@ def kill_while_training(project: Project, stage: str) -> None:
     deadline = time.monotonic() + 300
     module = f"tasks.{stage.partition('@')[0]}"
     while time.monotonic() < deadline and driver.poll() is None:
-        if any(checkpoints.glob("*/checkpoints/step-*")):
+        if glob.glob(checkpoints):
             for process in psutil.Process(driver.pid).children(recursive=True):
                 if module in process.cmdline():
                     os.kill(process.pid, signal.SIGKILL)
