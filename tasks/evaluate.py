@@ -40,6 +40,7 @@ def compute(stage: Execution) -> None:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    from pipelines.errors import UserError
     from pipelines.evaluate import curves, plots, report, summary
     from pipelines.evaluate.sampling import sample_checkpoint
     from pipelines.records import DECISION, PROBLEM, ROLLOUT, read, write
@@ -48,6 +49,10 @@ def compute(stage: Execution) -> None:
     params: Params = stage.params
     problems = read(stage.input("data/synthesize") / "problems.parquet", PROBLEM)
     problems = problems.filter(pc.equal(problems["split"], "test"))
+    if not problems.num_rows:
+        raise UserError(
+            "evaluate: data/synthesize holds no held-out problem; raise synthesize.test_per_level or test_share"
+        )
     reward_model = RewardModel.load(stage.input("data/reward"))
     directories, parents = checkpoints(
         stage.settings.rounds, values(Path.cwd(), ["distill.teacher"])["distill.teacher"]

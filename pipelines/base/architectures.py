@@ -60,6 +60,9 @@ def classifier_class(model_type: str) -> Any:
 
 def load_model(directory: Path) -> PreTrainedModel:
     """The causal language model of a checkpoint directory, in float32, from safetensors only."""
+    kinds = _read_json(directory / "config.json").get("architectures") or [""]
+    if kinds[0].endswith("ForSequenceClassification"):
+        raise UserError(f"{directory} is a reward model: it scores answers and writes none; name a policy checkpoint")
     return _load(causal_lm_class(_model_type(directory)), directory)
 
 
