@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pipelines.base.architectures import policy_config
 from pipelines.errors import UserError
 from tasks.graph import load_graph
 
@@ -69,12 +69,7 @@ def find_checkpoint(root: Path, name: str) -> Path:
             raise UserError(f"{stages[0]} has not been built; run it with `ratchet run {stages[0]} --upstream`.")
     if not (path / "config.json").is_file() or not list(path.glob("*.safetensors")):
         raise UserError(f"{name} is no checkpoint: a directory with config.json and *.safetensors is needed.")
-    try:
-        kinds = json.loads((path / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
-    except ValueError:
-        raise UserError(f"{name}: its config.json is not valid JSON.") from None
-    if kinds[0].endswith("ForSequenceClassification"):
-        raise UserError(f"{name} is a reward model: it scores answers and writes none.")
+    policy_config(path)
     return path
 
 

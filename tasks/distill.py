@@ -26,7 +26,7 @@ def compute(stage: Execution) -> None:
     from pipelines.base.architectures import load_model, load_tokenizer, save_checkpoint
     from pipelines.base.checkpoint import initialise, qwen3_config
     from pipelines.distill.train import distill, verified_sequences
-    from pipelines.generation.rollouts import choose, rollout_table
+    from pipelines.generation.rollouts import choose
     from pipelines.records import PROBLEM, ROLLOUT, read, write
     from pipelines.training.loop import history_table
 
@@ -34,7 +34,8 @@ def compute(stage: Execution) -> None:
     checkpoint = stage.input(params.teacher)
     tokenizer = load_tokenizer(checkpoint)
     problems = read(stage.input("data/synthesize") / "problems.parquet", PROBLEM)
-    rollouts = verified_samples(stage, checkpoint, choose(problems, "train", params.problems, stage.seed))
+    samples = verified_samples(stage, checkpoint, choose(problems, "train", params.problems, stage.seed))
+    rollouts = samples.to_pylist()
 
     sequences = verified_sequences(rollouts)
     teacher = load_model(checkpoint)
@@ -51,7 +52,7 @@ def compute(stage: Execution) -> None:
         report=stage.report,
     )
     save_checkpoint(student, tokenizer, stage.output)
-    write(stage.output / "samples.parquet", rollout_table(rollouts), ROLLOUT)
+    write(stage.output / "samples.parquet", samples, ROLLOUT)
     history_table(history, stage.output / "history.parquet")
     stage.log_rows("samples", len(rollouts))
     stage.log_rows("verified", len(sequences))

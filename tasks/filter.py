@@ -40,14 +40,15 @@ def compute(stage: Execution) -> None:
 
     from pipelines.errors import UserError
     from pipelines.filtering.passrate import decide, histogram
-    from pipelines.generation.rollouts import choose, rollout_table
+    from pipelines.generation.rollouts import choose
     from pipelines.records import DECISION, PROBLEM, ROLLOUT, read, write
 
     params: Params = stage.params
     checkpoint = stage.input("data/sft")
     problems = read(stage.input("data/synthesize") / "problems.parquet", PROBLEM)
     tried = choose(problems, "train", params.problems, stage.seed)
-    rollouts = verified_samples(stage, checkpoint, tried)
+    samples = verified_samples(stage, checkpoint, tried)
+    rollouts = samples.to_pylist()
     problems = problems.filter(pc.equal(problems["split"], "train"))
     decisions = decide(problems, rollouts, params.keep.low, params.keep.high)
     kept = problems.filter(decisions["kept"])
@@ -58,7 +59,7 @@ def compute(stage: Execution) -> None:
         )
     write(stage.output / "problems.parquet", kept, PROBLEM)
     write(stage.output / "decisions.parquet", decisions, DECISION)
-    write(stage.output / "samples.parquet", rollout_table(rollouts), ROLLOUT)
+    write(stage.output / "samples.parquet", samples, ROLLOUT)
     bars = histogram(decisions, params.samples)
     (stage.output / "histogram.json").write_text(json.dumps(bars, indent=1) + "\n")
     stage.log_rows("tried", tried.num_rows)

@@ -23,7 +23,7 @@ class Params(TrainingParams):
 
 def compute(stage: Execution) -> None:
     from pipelines.base.architectures import load_tokenizer, reward_model_from, save_checkpoint
-    from pipelines.generation.rollouts import choose, rollout_table
+    from pipelines.generation.rollouts import choose
     from pipelines.records import PREFERENCE, PROBLEM, ROLLOUT, read, write
     from pipelines.reward.pairs import make_pairs
     from pipelines.reward.train import pair_accuracy, pair_units, train_reward_model
@@ -33,7 +33,8 @@ def compute(stage: Execution) -> None:
     checkpoint = stage.input("data/sft")
     tokenizer = load_tokenizer(checkpoint)
     problems = read(stage.input("data/synthesize") / "problems.parquet", PROBLEM)
-    rollouts = verified_samples(stage, checkpoint, choose(problems, "train", params.problems, stage.seed))
+    samples = verified_samples(stage, checkpoint, choose(problems, "train", params.problems, stage.seed))
+    rollouts = samples.to_pylist()
 
     pairs = make_pairs(rollouts, params.samples, params.pairs_per_problem, params.heldout_share, stage.seed)
     tokens = {row["id"]: row["tokens"] for row in rollouts}
@@ -55,7 +56,7 @@ def compute(stage: Execution) -> None:
     )
     accuracy = pair_accuracy(model, units["heldout"], tokenizer.pad_token_id)
     save_checkpoint(model, tokenizer, stage.output)
-    write(stage.output / "samples.parquet", rollout_table(rollouts), ROLLOUT)
+    write(stage.output / "samples.parquet", samples, ROLLOUT)
     write(stage.output / "pairs.parquet", pairs, PREFERENCE)
     history_table(history, stage.output / "history.parquet")
     stage.log_rows("samples", len(rollouts))

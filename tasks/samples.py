@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tasks.execution import Execution
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def verified_samples(stage: Execution, checkpoint: Path, problems: pa.Table) -> list[dict[str, Any]]:
-    """`params.samples` rollouts per problem under `params.sampling`, problem-major, as rows of records.ROLLOUT."""
+def verified_samples(stage: Execution, checkpoint: Path, problems: pa.Table) -> pa.Table:
+    """`params.samples` rollouts per problem under `params.sampling`, problem-major, as a table of records.ROLLOUT."""
     from pipelines.base.architectures import load_tokenizer
     from pipelines.generation.native import NativeEngine
     from pipelines.generation.rollouts import encode_problems, rollout_table, sample_in_parts
@@ -20,7 +20,7 @@ def verified_samples(stage: Execution, checkpoint: Path, problems: pa.Table) -> 
 
     drawn = stage.scratch / "samples.parquet"
     if drawn.exists():
-        return read(drawn, ROLLOUT).to_pylist()
+        return read(drawn, ROLLOUT)
     tokenizer = load_tokenizer(checkpoint)
     rollouts = sample_in_parts(
         NativeEngine.open(checkpoint),
@@ -36,4 +36,4 @@ def verified_samples(stage: Execution, checkpoint: Path, problems: pa.Table) -> 
     writing = drawn.with_suffix(".writing")
     write(writing, table, ROLLOUT)
     writing.rename(drawn)
-    return table.to_pylist()
+    return table

@@ -60,10 +60,16 @@ def classifier_class(model_type: str) -> Any:
 
 def load_model(directory: Path) -> PreTrainedModel:
     """The causal language model of a checkpoint directory, in float32, from safetensors only."""
-    kinds = _read_json(directory / "config.json").get("architectures") or [""]
+    return _load(causal_lm_class(policy_config(directory).get("model_type", "")), directory)
+
+
+def policy_config(directory: Path) -> dict[str, Any]:
+    """The config.json of a checkpoint that can write answers. Raises UserError for a reward model."""
+    config = _read_json(directory / "config.json")
+    kinds = config.get("architectures") or [""]
     if kinds[0].endswith("ForSequenceClassification"):
         raise UserError(f"{directory} is a reward model: it scores answers and writes none; name a policy checkpoint")
-    return _load(causal_lm_class(_model_type(directory)), directory)
+    return config
 
 
 def load_reward_model(directory: Path) -> PreTrainedModel:
@@ -157,4 +163,7 @@ def _model_type(directory: Path) -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{path.parent} is no checkpoint: it has no {path.name}; give a Hugging Face directory")
-    return json.loads(path.read_text())
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise UserError(f"{path.parent}: its {path.name} is not valid JSON") from None
