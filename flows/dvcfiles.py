@@ -26,20 +26,30 @@ _READ_PATIENCE = 20.0  # seconds
 
 def read_lock(root: Path) -> dict[str, Any]:
     """Stage -> {"cmd", "deps", "params", "outs"} as dvc.lock has it; empty before the first run."""
-    text = _steady_text(root)
-    if text is None:
-        return {}
     advice = "Take it back from git (`git checkout dvc.lock`) or delete it: outputs come back from the cache."
     try:
+        text = _steady_text(root)
+        if text is None:
+            return {}
         document = parse_yaml(text, LOCK_FILE)
+    except UnicodeDecodeError as error:
+        raise UserError(f"dvc.lock: not UTF-8 text (byte {error.start}). {advice}") from None
     except UserError as error:
         raise UserError(f"{error} {advice}") from None
+    if str(document.get("schema")) != "2.0":
+        found = f"has schema {document['schema']}" if "schema" in document else "names no schema"
+        raise UserError(f"dvc.lock: it {found}, 2.0 is expected. {advice}")
     stages = document.get("stages") or {}
-    if not isinstance(stages, dict) or not all(isinstance(entry, dict) for entry in stages.values()):
+    if not isinstance(stages, dict) or not all(map(_is_entry, stages.values())):
         raise UserError(f"dvc.lock: its `stages` are not a mapping of stages. {advice}")
-    if str(document.get("schema", "2.0")) != "2.0":
-        raise UserError(f"dvc.lock: schema {document['schema']} is unknown, 2.0 is expected. {advice}")
     return stages
+
+
+def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    items = [item for kind in ("deps", "outs") for item in entry.get(kind) or []]
+    return all(isinstance(item, dict) and "path" in item for item in items)
 
 
 def _steady_text(root: Path) -> str | None:
@@ -78,15 +88,22 @@ def recorded(entry: dict[str, Any], kind: str) -> dict[str, str]:
 
 def cache_directory(root: Path) -> Path:
     """Where DVC keeps the outputs; `cache.dir` of its configuration moves it."""
-    directory = root / ".dvc" / "cache"
-    for name in ("config", "config.local"):
-        path = root / ".dvc" / name
+    return root / ".dvc" / _option(root, "cache", "dir", "cache")
+
+
+def wants_git(root: Path) -> bool:
+    """Whether DVC looks for a git repository around the project; `core.no_scm` of its configuration says no."""
+    return _option(root, "core", "no_scm", "false").lower() != "true"
+
+
+def _option(root: Path, section: str, name: str, default: str) -> str:
+    value = default
+    for file in ("config", "config.local"):
         parser = configparser.ConfigParser(interpolation=None, strict=False)
         with suppress(FileNotFoundError, configparser.Error):  # DVC itself reports a broken configuration
-            parser.read_string(path.read_text(encoding="utf-8"))
-            if parser.has_option("cache", "dir"):
-                directory = path.parent / parser.get("cache", "dir").strip("\"'")
-    return directory
+            parser.read_string((root / ".dvc" / file).read_text(encoding="utf-8"))
+            value = parser.get(section, name, fallback=value).strip("\"'")
+    return value
 
 
 def _object(cache: Path, md5: str) -> Path:
@@ -135,6 +152,46 @@ def _dvc_waits(root: Path) -> Iterator[None]:
             if time.monotonic() > deadline:
                 raise UserError(f"DVC is busy in {root}. Let the other dvc command end and try again.") from None
             time.sleep(0.05)
+
+
+def release_ended(root: Path) -> None:
+    """Take out of DVC's own table of who reads and writes what the processes that are no `dvc` any more.
+
+    DVC believes an entry as long as any process has its number, be it one that ended and was not waited for or a
+    later one; a table that was cut by a kill it cannot read at all.
+    """
+    path = root / ".dvc" / "tmp" / "rwlock"
+    if not path.exists():
+        return
+    with open(path.with_name("rwlock.lock"), "a+") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)  # DVC holds it for an instant at a time
+        try:
+            table = json.loads(path.read_text(encoding="utf-8"))
+            kept = {
+                "read": {
+                    name: living
+                    for name, infos in table.get("read", {}).items()
+                    if (living := [info for info in infos if _is_dvc(info["pid"])])
+                },
+                "write": {name: info for name, info in table.get("write", {}).items() if _is_dvc(info["pid"])},
+            }
+        except (ValueError, TypeError, KeyError, AttributeError):
+            path.unlink()
+            return
+        if kept != table:
+            write_atomically(path, json.dumps(kept))
+
+
+def _is_dvc(pid: int) -> bool:
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and any("dvc" in part for part in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True
 
 
 def replace_entry(root: Path, stage: str, entry: dict[str, Any] | None) -> None:

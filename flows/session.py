@@ -30,6 +30,7 @@ from tasks.graph import Graph, load_graph
 SCRATCH = ".ratchet/scratch"
 _SETTLE = 6.0  # seconds that side processes of a stage may outlive it
 _SUCCEEDED = ("done", "restored", "republished", "skipped")
+_REPRODUCE = re.compile(r"^ERROR: failed to reproduce '[^']*': ")
 NOISE = re.compile(
     r"^(Running stage |Updating lock file |Generating lock file |Use `dvc push`|To track the changes with git"
     r"|To enable auto staging|\tgit add |\tdvc config |> |\s*$)"
@@ -142,6 +143,9 @@ class Session:
         outcome = judge_end(name, running)
         if outcome.is_good:
             return outcome
+        if (running.process.poll() or 0) < 0:  # DVC was killed; what it had started may still be at work
+            end([running.process.group])
+            dvcfiles.release_ended(self.root)
         return replace(outcome, message="\n".join(filter(None, [outcome.message, self._clear(name, running)])))
 
     def _clear(self, name: str, running: Running) -> str:
@@ -195,7 +199,7 @@ class Session:
         message = report.get("message") or _last_words(text)
         if "No space left on device" in text or "Errno 28" in text:
             message = f"the disk is full. Free some space and run again; work so far is kept.\n{message}"
-        elif status and code in (-9, 137) and not report:
+        elif code in (-9, 137) and not report:
             message = "its process was killed (signal 9), by a person or because memory ran out."
         elif not message:
             message = f"its process ended with status {code} and said nothing."
@@ -206,12 +210,11 @@ class Session:
     def _report(self, name: str, process: StageProcess) -> dict[str, Any]:
         """What the stage process wrote about its own end, if it did so in this run."""
         path = self.root / ".ratchet" / "outcomes" / f"{name}.json"
-        if not path.is_file() or path.stat().st_mtime < process.started - 1:
-            return {}
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
+            report = json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
             return {}
+        return report if report.get("token") == process.group.token else {}
 
     def _scratch(self, name: str) -> Path:
         return self.root / SCRATCH / name
@@ -230,6 +233,11 @@ def open_session(root: Path | str) -> Iterator[Session]:
     validate(root, graph)
     if not (root / ".dvc").is_dir():
         raise UserError(f"{root} is not set up for DVC, which keeps the outputs: run `dvc init` there once.")
+    if dvcfiles.wants_git(root) and not any((place / ".git").exists() for place in (root, *root.parents)):
+        raise UserError(
+            f"{root} is no git repository, which DVC wants: run `git init` there once, "
+            "or `dvc config core.no_scm true` to do without."
+        )
     with run_lock(root):
         session = Session(root, graph)
         ended_well = False
@@ -256,7 +264,9 @@ def _untrue_parts(entry: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 def _review_leftovers(root: Path) -> list[str]:
     """End what a killed run left running; take back what DVC recorded meanwhile if it is not true."""
     words = []
-    for note in end_leftovers(root):
+    notes = end_leftovers(root)
+    dvcfiles.release_ended(root)
+    for note in notes:
         name = note["stage"]
         if note["ended"]:
             words.append(f"{name} was still running from an interrupted run (process {note['ended']}); ended it")
@@ -284,6 +294,6 @@ def _move_orphans(root: Path, orphans: list[str]) -> list[str]:
 
 def _last_words(text: str) -> str:
     """The last lines a failed process said, without what DVC says around them."""
-    lines = [line.rstrip() for line in text.splitlines() if not NOISE.match(line)]
-    own = [line for line in lines if not line.startswith("ERROR: failed to reproduce")]
+    lines = [_REPRODUCE.sub("", line.rstrip()) for line in text.splitlines() if not NOISE.match(line)]
+    own = [line for line in lines if not line.startswith("failed to run: ")]
     return "\n".join((own or lines)[-5:])

@@ -31,8 +31,11 @@ from typing import Any
 
 from pipelines.errors import UserError
 from tasks import digests, graph, lineage
+from tasks.codelock import FILE
 from tasks.lineage import Record
 from tasks.recording import flatten
+from tasks.settings import PARAMS
+from tasks.yamlfile import read_yaml
 
 _NEAREST = 3  # records that are named when none fits
 _WIDTH = 110  # columns of the text
@@ -46,6 +49,7 @@ def audit(root: Path | str, target: str) -> dict[str, Any]:
     root = Path(root)
     records = lineage.read(root)
     if not records:
+        graph.load_graph(root)  # first of all, this may be no project at all
         raise UserError(
             f"there is no lineage record yet ({lineage.LOG} is missing or empty); `ratchet run` writes them"
         )
@@ -117,6 +121,8 @@ def _find(root: Path, target: str, archive: _Archive) -> tuple[Path, Record, boo
         path = Path(target) if Path(target).is_absolute() else Path.cwd() / target
         if not path.is_dir() and (root / target).is_dir():
             path = root / target
+        if root.resolve().is_relative_to(path.resolve()):
+            raise UserError(f"{target} is the project itself or holds it; name a stage, or a directory that one made")
         if not path.is_dir():
             known = ", ".join(dict.fromkeys(record.stage for record in archive.records))
             raise UserError(f"{target} is neither a directory nor a stage on record (stages: {known})")
@@ -151,8 +157,11 @@ def _recognise(root: Path, path: Path, archive: _Archive) -> tuple[Path, Record,
     digest = digests.tree_digest(found)
     fitting = [record for record in archive.records if archive.outputs[record.sha256] == digest]
     here = _relative(root, path)
+    at_home = [record for record in fitting if record.output == here]
+    if at_home:
+        return path, _standing(root, at_home, archive), False
     if fitting:
-        return path, next((r for r in reversed(fitting) if r.output == here), fitting[-1]), False
+        return path, fitting[-1], False
     likeness = {record.sha256: _likeness(record.files, found) for record in archive.records}
     at_home = [record for record in archive.records if record.output == here]
     ranked = sorted(at_home or archive.records, key=lambda r: (likeness[r.sha256], archive.place[r.sha256]))
@@ -171,6 +180,30 @@ def _recognise(root: Path, path: Path, archive: _Archive) -> tuple[Path, Record,
     raise UserError(f"no lineage record names the bytes in {path}; nearest by file names: {named}")
 
 
+def _standing(root: Path, records: list[Record], archive: _Archive) -> Record:
+    """Of executions that made the same bytes, the one that fits dvc.lock and the inputs on disk best; else the newest.
+
+    A result that came back from the cache is not the newest one.
+    """
+    if len(records) == 1:
+        return records[0]
+    lock = read_yaml(root / "dvc.lock") if (root / "dvc.lock").exists() else {}
+
+    def fit(record: Record) -> tuple[int, int]:
+        params = ((lock.get("stages") or {}).get(record.stage) or {}).get("params") or {}
+        code = {f"code.lock#{name}": lineage.sha256(lineage.canonical(c)) for name, c in params.get(FILE, {}).items()}
+        facts = [params.get(PARAMS) == record.definition["externalParameters"]["params"]]
+        for entry in record.definition["resolvedDependencies"]:
+            name, digest = entry["name"], entry["digest"].get("sha256")
+            if name in code:
+                facts.append(code[name] == digest)
+            elif "stage" in entry.get("annotations", {}) and (root / name).exists():
+                facts.append(digests.tree_sha256(root / name) == digest)
+        return sum(facts), archive.place[record.sha256]
+
+    return max(records, key=fit)
+
+
 def _likeness(recorded: Mapping[str, str], found: Mapping[str, str]) -> tuple[float, float]:
     """Shares of files that are equal in content, and in name."""
     names = recorded.keys() | found.keys()
@@ -184,7 +217,10 @@ def _relative(root: Path, path: Path) -> str | None:
 
 
 def _tree(path: Path) -> dict[str, str]:
-    return digests.tree(path) if path.exists() else {}
+    try:
+        return digests.tree(path) if path.exists() else {}
+    except OSError as error:
+        raise UserError(f"{error.filename or path} cannot be read ({error.strerror})") from None
 
 
 def _differences(recorded: Mapping[str, str], found: Mapping[str, str]) -> list[dict[str, str]]:

@@ -75,6 +75,8 @@ def read(root: Path | str) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
+    except UnicodeDecodeError as error:
+        raise UserError(f"{FILE}: not UTF-8 text (byte {error.start}); `ratchet plan` writes it anew.") from None
     try:
         return json.loads(text)
     except ValueError:

@@ -124,6 +124,7 @@ def _prepare(root: Path, stage: str, group: str) -> _Work:
             makers = [maker.name for maker in stages.producers(dep)]
             todo = f"run `ratchet run {' '.join(makers)}` first" if makers else "put it there or correct dvc.yaml"
             raise UserError(f"input {dep} does not exist; {todo}")
+    lineage.read(root)  # a log that was damaged is said now, not when there is a result to record
     code = codelock.read(root).get(group, {})
     changes = codelock.explain(code, codelock.current(root, group))
     if changes:

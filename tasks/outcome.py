@@ -1,8 +1,9 @@
 """How a stage execution ends, whichever way it ends: the outcome file, the MLflow run, the exit code.
 
 `.ratchet/outcomes/STAGE.json`: `{stage, status, kind, message, exit_code, started, ended, seconds,
-startup_seconds, mlflow_run_id, resumed_from, input_digest}`; status is succeeded, republished, failed or
-interrupted, kind is user, internal or null, times are seconds since the epoch.
+startup_seconds, mlflow_run_id, resumed_from, input_digest, token}`; status is succeeded, republished, failed or
+interrupted, kind is user, internal or null, times are seconds since the epoch, token is RATCHET_TOKEN of the run
+that started the stage.
 
 A signal is handled by a thread of its own, because the main thread may be inside one long call of a library.
 It needs no help from the stage: scratch space survives anything, so being stopped is like being killed.
@@ -140,6 +141,7 @@ class Ending:
             "startup_seconds": round(computed - self._born, 3),
             **self._fields,
             "mlflow_run_id": run,
+            "token": os.environ.get("RATCHET_TOKEN"),
         }
         with suppress(OSError):  # a full disk may be what ended the stage; the exit code and the log still say it
             write_atomically(OUTCOMES / f"{self.stage}.json", json.dumps(outcome, indent=1) + "\n")

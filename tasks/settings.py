@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
+import posixpath
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -143,11 +144,13 @@ def _foreach_outputs(graph: Mapping[str, Any]) -> list[str]:
 
 
 def _dangling(document: Mapping[str, Any], graph: Mapping[str, Any], root: Path) -> list[tuple[str, str]]:
-    """Parameters that name an input directory which no stage makes and which does not exist."""
+    """Parameters that name a checkpoint directory which no stage makes and which does not exist."""
     rounds = list(document.get("rounds") or {})
     per_round = _foreach_outputs(graph)
     stages = (graph.get("stages") or {}).values()
-    outs = [out for stage in stages if "do" not in stage for out in stage.get("outs", [])]
+    makes = [(stage.get("do") or stage).get("meta", {}).get("makes") for stage in stages]
+    makers = [stage for stage, kind in zip(stages, makes, strict=True) if kind == "policy" or "policy" not in makes]
+    outs = [out for stage in makers if "do" not in stage for out in stage.get("outs", [])]
     outs += [template.replace("${key}", key) for template in per_round for key in rounds]
     named = {}  # dotted key -> directory
     for stage in stages:
@@ -162,11 +165,12 @@ def _dangling(document: Mapping[str, Any], graph: Mapping[str, Any], root: Path)
     for key, directory in named.items():
         if not isinstance(directory, str):  # missing or of another type, which its model says
             continue
-        place = directory.rstrip("/")
-        made = any(place == out or place.startswith(f"{out}/") for out in outs)
-        of_no_round = any(place.startswith(template.partition("${")[0]) for template in per_round)
-        if not made and (of_no_round or not (root / place).exists()):
-            allowed = f"a directory that a stage makes ({', '.join(outs)}) or that exists"
+        of_no_round = any(directory.startswith(template.partition("${")[0]) for template in per_round)
+        plain = posixpath.normpath(directory)
+        if directory != plain:
+            problems.append((key, f"found {_shown(directory)}; write it as {plain}"))
+        elif directory not in outs and (of_no_round or not (root / directory / "config.json").is_file()):
+            allowed = f"a checkpoint that a stage makes ({', '.join(outs)}) or a directory with one"
             problems.append((key, f"found {_shown(directory)}; allowed: {allowed}"))
     return problems
 
@@ -197,7 +201,7 @@ def _rounds(
         if found:
             continue
         later = [template.replace("${key}", str(other)) for template in outputs for other in list(given)[number - 1 :]]
-        if rounds[key].init.rstrip("/") in later:
+        if rounds[key].init in later:
             problems.append(
                 (
                     f"rounds.{key}.init",

@@ -21,6 +21,10 @@ class _DuplicateKey(yaml.MarkedYAMLError):
 class _Loader(_Base):
     yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012 (PyYAML fills it per class)
 
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self.deep_construct = True  # a node that holds itself is an error then
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
@@ -93,6 +97,8 @@ def parse_yaml(text: str, name: str) -> dict[Any, Any]:
         raise UserError(f"{name}: not valid YAML ({' '.join(str(error).split())}); mend the file.") from None
     except ValueError as error:
         raise UserError(f"{name}: a number in it cannot be read ({error}); mend the file.") from None
+    except RecursionError:
+        raise UserError(f"{name}: nested too deeply to be read; mend the file.") from None
     if value is None:
         return {}
     if not isinstance(value, dict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipelines.generation.settings import Sampling
 from pipelines.settings import Strict
@@ -36,6 +36,12 @@ class RewardWeights(Strict):
     reward_model: float = Field(
         ge=0, description="weight of the reward model's sigmoid score; 0 does not load the model"
     )
+
+    @model_validator(mode="after")
+    def _some(self) -> RewardWeights:
+        if not self.verifier and not self.reward_model:
+            raise ValueError("verifier and reward_model are both 0, which rewards nothing; give one of them a weight")
+        return self
 
 
 class RoundParams(Strict):

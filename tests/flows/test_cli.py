@@ -66,8 +66,11 @@ def test_broken_files_are_named_with_what_to_do(built: Toy) -> None:
     lock, params, graph = ((built.root / n).read_text() for n in ("dvc.lock", "params.yaml", "dvc.yaml"))
     cases = [
         ("dvc.lock", "<<<<<<< HEAD\n" + lock, "git checkout dvc.lock"),
-        ("dvc.lock", "stages: 3\n", "are not a mapping of stages"),
-        ("dvc.lock", "schema: '9.0'\nstages: {}\n", "schema 9.0 is unknown"),
+        ("dvc.lock", "schema: '2.0'\nstages: 3\n", "are not a mapping of stages"),
+        ("dvc.lock", "schema: '9.0'\nstages: {}\n", "schema 9.0, 2.0 is expected"),
+        ("dvc.lock", "schema: '2.0'\nstages: {sft: {deps: [data/base]}}\n", "are not a mapping of stages"),
+        ("dvc.lock", "", "names no schema, 2.0 is expected"),
+        ("dvc.lock", b"\xff\xfe", "dvc.lock: not UTF-8 text (byte 0)"),
         ("params.yaml", params + "sft: {value: 3}\n", "the key `sft` is given twice"),
         ("params.yaml", None, "params.yaml is missing"),
         ("params.yaml", "rounds: {1: {init: data/sft}}\n", "the key 1 is not quoted"),
@@ -79,7 +82,7 @@ def test_broken_files_are_named_with_what_to_do(built: Toy) -> None:
         if text is None:
             (built.root / name).unlink()
         else:
-            (built.root / name).write_text(text)
+            (built.root / name).write_bytes(text if isinstance(text, bytes) else text.encode())
         for command in ("plan", "run"):
             done = built.ratchet(command, check=2)
             assert said in done.stderr and "Traceback" not in done.stderr, done.stderr
@@ -100,6 +103,15 @@ def test_a_project_without_dvc_is_told_what_to_do(toy: Toy) -> None:
     assert set(toy.states().values()) == {"missing"}
     assert "run `dvc init` there once" in toy.ratchet("run", check=2).stderr
     assert not (toy.root / ".dvc").exists()
+
+
+def test_a_project_without_git_is_told_what_to_do_unless_dvc_does_without(toy: Toy) -> None:
+    shutil.rmtree(toy.root / ".git")
+    assert "run `git init` there once" in toy.ratchet("run", "base", check=2).stderr
+    config = toy.root / ".dvc/config"
+    config.write_text(config.read_text().replace("[core]", "[core]\n    no_scm = true"))
+    toy.ratchet("run", "base")
+    assert toy.states()["base"] == "fresh"
 
 
 def test_the_table_names_what_went_stale_and_the_final_checkpoint(built: Toy) -> None:

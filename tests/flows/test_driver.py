@@ -176,6 +176,52 @@ def test_after_kill_9_of_the_run_the_next_one_ends_what_is_left(toy: Toy, ended:
     assert toy.states()["base"] == "fresh"
 
 
+def test_dvc_s_table_of_readers_and_writers_cannot_lock_a_project_for_good(
+    toy: Toy, ended: list[subprocess.Popen[str]]
+) -> None:
+    sleeping = subprocess.Popen(["sleep", "100"], text=True)
+    ended.append(sleeping)
+    zombie = subprocess.Popen(["true"], text=True)
+    wait_for(lambda: not alive(zombie.pid))
+    table = toy.root / ".dvc/tmp/rwlock"
+    for number, pid in enumerate((sleeping.pid, zombie.pid)):
+        info = {"pid": pid, "cmd": "dvc repro"}
+        out = str(toy.root / "data/base")
+        table.write_text(json.dumps({"write": {out: info}, "read": {out: [info]}}))
+        toy.ratchet("run", "base", "--force")
+        assert toy.calls("base") == number + 1
+    table.write_text("")
+    toy.ratchet("run", "base", "--force")
+    assert toy.calls("base") == 3
+    zombie.wait()
+
+
+def test_the_reason_why_dvc_refuses_is_passed_on(toy: Toy) -> None:
+    dvc = "import time; time.sleep(60)  # dvc"
+    process = subprocess.Popen([sys.executable, "-c", dvc])
+    info = {"pid": process.pid, "cmd": "dvc repro base"}
+    (toy.root / ".dvc/tmp/rwlock").write_text(json.dumps({"write": {str(toy.root / "data/base"): info}}))
+    try:
+        failed = toy.ratchet("run", "base", check=1)
+    finally:
+        process.kill()
+        process.wait()
+    assert "is busy, it is being blocked by" in failed.stderr
+    assert toy.calls("base") == 0
+
+
+def test_when_dvc_is_killed_its_stage_is_ended_too(toy: Toy, ended: list[subprocess.Popen[str]]) -> None:
+    process = toy.start("run", "base", base={"stubborn": True, "sleep": 120})
+    ended.append(process)
+    wait_for(lambda: (toy.root / "child.pid").exists() and (toy.root / "child.pid").read_text() != "")
+    os.kill(json.loads((toy.root / ".ratchet/running/base.json").read_text())["pid"], signal.SIGKILL)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "killed (signal 9)" in output
+    assert not alive(int((toy.root / "child.pid").read_text()))
+    toy.ratchet("run", "base")
+
+
 def test_what_dvc_recorded_unwatched_is_taken_back_when_it_is_not_true(
     built: Toy, ended: list[subprocess.Popen[str]]
 ) -> None:

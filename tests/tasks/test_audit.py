@@ -14,6 +14,7 @@ import pytest
 from pipelines.errors import UserError
 from tasks import digests, lineage
 from tasks.audit import audit, render
+from tasks.yamlfile import read_yaml
 from tests.tasks.project import REPOSITORY, Project
 
 
@@ -185,3 +186,28 @@ def test_sources_from_outside_the_project_are_on_record(project: Project, tmp_pa
         {"name": "foreign.txt", "digest": {"sha256": expected}},
         {"name": "hub/model", "digest": {"gitCommit": "ab" * 20}},
     ]
+
+
+def test_of_executions_with_equal_bytes_the_one_that_dvc_lock_names_is_meant(finished: Project) -> None:
+    params = (finished.root / "params.yaml").read_text()
+    first = audit(finished.root, "tuned@1")["record"]
+    (finished.root / "params.yaml").write_text(params.replace("tuned: {size: 1}", "tuned: {size: 2}"))
+    assert finished.run("tuned", "1").returncode == 0
+    second = audit(finished.root, "tuned@1")["record"]
+    assert second != first
+    code = read_yaml(finished.root / "code.lock")["tuned"]
+    for size, record in ((1, first), (2, second)):
+        used = {"seed": 7, "threads": 1, "tuned": {"size": size}, "rounds.1": {"init": "data/model"}}
+        entry = {"params": {"params.yaml": used, "code.lock": {"tuned": code}}}
+        (finished.root / "dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": {"tuned@1": entry}}))
+        report = audit(finished.root, "tuned@1")
+        assert (report["record"], report["state"]) == (record, "intact")
+        assert report["executions"][record]["params"]["tuned"] == {"size": size}
+
+
+def test_what_is_no_output_of_a_project_is_refused_in_words(finished: Project, tmp_path: Path) -> None:
+    for target in (str(finished.root), "/"):
+        with pytest.raises(UserError, match="is the project itself or holds it"):
+            audit(finished.root, target)
+    with pytest.raises(UserError, match="is not a Ratchet project"):
+        audit(finished.root / "data", "model")

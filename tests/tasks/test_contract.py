@@ -369,7 +369,20 @@ def test_the_outcome_says_what_a_driver_needs(finished: Project) -> None:
     assert list(outcome) == [
         "stage", "status", "kind", "message", "exit_code", "started", "ended", "seconds", "startup_seconds",
         "mlflow_run_id", "resumed_from", "input_digest",
+        "token",
     ]  # fmt: skip
     assert (outcome["stage"], outcome["status"], outcome["exit_code"]) == ("tuned@1", "succeeded", 0)
     assert 0 < outcome["startup_seconds"] <= outcome["seconds"] < 60
     assert abs(outcome["ended"] - outcome["started"] - outcome["seconds"]) < 0.01
+
+
+def test_a_damaged_lineage_log_is_said_before_anything_is_computed(finished: Project) -> None:
+    log = finished.root / "data/lineage/log.jsonl"
+    for damage in ("[]\n", "<<<<<<< HEAD\n"):
+        log.write_text(damage + log.read_text())
+        (finished.root / "params.yaml").write_text(
+            (finished.root / "params.yaml").read_text().replace("model: {size: 4}", "model: {size: 5}")
+        )
+        done = finished.run("model")
+        assert done.returncode == 2
+        assert "line 1 is not a lineage record" in done.stderr and "computing" not in done.stdout
