@@ -27,14 +27,15 @@ def converse(
     """Print `samples` answers to the prompt, or to every line of standard input.
 
     max_new_tokens: None gives what the model has positions for after the prompt, at most 512.
-    Raises UserError when `checkpoint` is no directory with a model and no stage that has published one.
+    Raises UserError when `checkpoint` is no directory with a model and no stage that has published one, when it cannot
+    be loaded, and when a question is no text or leaves no position for an answer.
     """
     directory = find_checkpoint(root, checkpoint)
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from transformers.utils import logging
 
-    from pipelines.base.architectures import load_tokenizer
+    from pipelines.base.architectures import load_tokenizer, position_limit
     from pipelines.generation.engine import Prompt, sample_key
     from pipelines.generation.native import NativeEngine
     from pipelines.generation.settings import Sampling
@@ -42,11 +43,11 @@ def converse(
     logging.disable_progress_bar()
     tokenizer = load_tokenizer(directory)
     engine = NativeEngine.open(directory)
-    positions = engine.model.config.max_position_embeddings
-    for question in [prompt] if prompt is not None else _lines():
+    limit = position_limit(engine.model)
+    for question in _questions(prompt):
         keys = tuple(sample_key(seed, "generate", 0, question, sample) for sample in range(samples))
         tokens = _encode(tokenizer, question)
-        room = max(1, min(_LONGEST, positions - len(tokens)))
+        room = _room(len(tokens), limit, checkpoint)
         sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens or room)
         drawn = engine.generate([Prompt(tokens, keys)], sampling)
         for tokens, reason in zip(drawn.tokens, drawn.finish_reasons, strict=True):
@@ -77,6 +78,30 @@ def _encode(tokenizer: Any, question: str) -> list[int]:
     from pipelines.base.tokenizer import encode_prompts
 
     return encode_prompts(tokenizer, [question])[0]
+
+
+def _room(tokens: int, limit: int | None, checkpoint: str) -> int:
+    """How many tokens an answer to a question of `tokens` may have; `limit`: positions of the model."""
+    if not tokens:
+        raise UserError("the question has no tokens; ask something.")
+    if limit is None:
+        return _LONGEST
+    if tokens >= limit:
+        raise UserError(
+            f"the question has {tokens} tokens and {checkpoint} has {limit} positions, which leaves none for an "
+            "answer; ask a shorter one."
+        )
+    return min(_LONGEST, limit - tokens)
+
+
+def _questions(prompt: str | None) -> Iterator[str]:
+    source = "standard input" if prompt is None else "the prompt"
+    try:
+        for question in _lines() if prompt is None else [prompt]:
+            question.encode()  # bytes that are no text may have been read as surrogates
+            yield question
+    except UnicodeError:
+        raise UserError(f"{source} holds bytes that are no UTF-8 text; convert it, for example with iconv.") from None
 
 
 def _lines() -> Iterator[str]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import UserError
@@ -32,6 +33,17 @@ def light_imports() -> Iterator[None]:
     finally:
         for name, function in found.items():
             setattr(utils, name, function)
+
+
+@contextmanager
+def failures_said_as(what: str) -> Iterator[None]:
+    """Whatever a library raises about files that others made becomes the UserError `what: reason`."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # which one it is depends on the file, the library and its release
+        raise UserError(f"{what}: {shorten(str(error), 200) or type(error).__name__}") from error
 
 
 def causal_lm_class(model_type: str) -> Any:
@@ -67,9 +79,14 @@ def policy_config(directory: Path) -> dict[str, Any]:
     """The config.json of a checkpoint that can write answers. Raises UserError for a reward model."""
     config = _read_json(directory / "config.json")
     kinds = config.get("architectures") or [""]
-    if kinds[0].endswith("ForSequenceClassification"):
+    if str(kinds[0]).endswith("ForSequenceClassification"):
         raise UserError(f"{directory} is a reward model: it scores answers and writes none; name a policy checkpoint")
     return config
+
+
+def position_limit(model: PreTrainedModel) -> int | None:
+    """The longest sequence `model` can take, in tokens; None when its configuration sets no limit."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
 def load_reward_model(directory: Path) -> PreTrainedModel:
@@ -110,12 +127,12 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
 def _read_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     settings = _read_json(directory / "tokenizer_config.json")
     if settings.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend"):
-        from transformers import PreTrainedTokenizerFast
-
-        return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
-    with light_imports():
-        from transformers import AutoTokenizer
-    return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        from transformers import PreTrainedTokenizerFast as Tokenizer
+    else:
+        with light_imports():
+            from transformers import AutoTokenizer as Tokenizer
+    with failures_said_as(f"the tokenizer of {directory} cannot be loaded"):
+        return Tokenizer.from_pretrained(directory, local_files_only=True)
 
 
 def save_checkpoint(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
@@ -130,23 +147,27 @@ def save_checkpoint(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, 
     tokenizer.save_pretrained(directory)
 
 
-def _load(cls: Any, directory: Path, **options: Any) -> PreTrainedModel:
+def _load(cls: Any, directory: Path) -> PreTrainedModel:
     import torch
 
     _without_progress_bars()
-    model, info = cls.from_pretrained(
-        directory,
-        output_loading_info=True,
-        dtype=torch.float32,
-        attn_implementation="sdpa",
-        use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=False,
-        **options,
-    )
-    lacking = sorted(info["missing_keys"])
+    with failures_said_as(f"the model of {directory} cannot be loaded"):
+        model, info = cls.from_pretrained(
+            directory,
+            output_loading_info=True,
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # refused below, by name
+        )
+    lacking = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
     if lacking:
-        raise UserError(f"{directory}: its weights lack {len(lacking)} tensors of the model, such as {lacking[0]}")
+        raise UserError(
+            f"{directory}: its weights lack {len(lacking)} tensors of the model, such as {lacking[0]}, "
+            "or have them in another shape"
+        )
     return model
 
 
@@ -164,6 +185,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{path.parent} is no checkpoint: it has no {path.name}; give a Hugging Face directory")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         raise UserError(f"{path.parent}: its {path.name} is not valid JSON") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path.parent}: its {path.name} is valid JSON, but no mapping")
+    return content

@@ -6,11 +6,13 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.base.architectures import causal_lm_class, load_model, load_tokenizer, save_checkpoint
+from pipelines.base.architectures import causal_lm_class, load_model, load_tokenizer, policy_config, save_checkpoint
+from pipelines.base.fitness import refuse_unfit
 from pipelines.base.settings import Architecture, BaseParams
 from pipelines.base.tokenizer import build_tokenizer
 from pipelines.environments.families import lexicon
@@ -38,20 +40,19 @@ def materialise(params: BaseParams, seed: int, output: Path) -> dict[str, float]
 
 def _load_imported(checkpoint: str, output: Path) -> tuple[Any, Any]:
     """Model and tokenizer as the later stages will load them; what is wrong with them is said here, once."""
-    from safetensors import SafetensorError
-
-    try:
+    with _named_as_written(checkpoint, output):
         model, tokenizer = load_model(output), load_tokenizer(output)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"base.source.checkpoint: {checkpoint} cannot be loaded: {reason}") from error
-    embedded = model.get_input_embeddings().num_embeddings
-    if len(tokenizer) > embedded:
-        raise UserError(
-            f"base.source.checkpoint: the tokenizer of {checkpoint} has {len(tokenizer)} tokens, "
-            f"its model only {embedded}"
-        )
+        refuse_unfit(model, tokenizer, str(output))
     return model, tokenizer
+
+
+@contextmanager
+def _named_as_written(checkpoint: str, directory: Path) -> Iterator[None]:
+    """What a UserError says of `directory`, an absolute path, it says of the name that params.yaml has for it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"base.source.checkpoint: {error}".replace(str(directory), checkpoint)) from error
 
 
 def qwen3_config(architecture: Architecture, tokenizer: Any) -> dict[str, Any]:
@@ -103,9 +104,10 @@ def import_checkpoint(checkpoint: str, revision: str | None, sha256: str | None,
     """Copy a local Hugging Face directory, or a revision of a hub repository, to `output` after checking its digest.
 
     Only configuration, tokenizer and safetensors files are taken. Raises UserError when there are pickled weights and
-    no safetensors, when no digest is pinned (the message gives it) or when it does not match.
+    no safetensors, no configuration of a policy, when no digest is pinned (the message gives it) or when it does not
+    match.
     """
-    local = Path(checkpoint).expanduser()
+    local = Path(checkpoint).expanduser().absolute()
     if local.is_dir():
         if revision is not None:
             raise UserError("base.source.revision is for hub checkpoints; leave it out for a local directory")
@@ -119,6 +121,8 @@ def import_checkpoint(checkpoint: str, revision: str | None, sha256: str | None,
             f"only {', '.join(sorted(pickles))}; pickles can run code, so they are refused" if pickles else "no weights"
         )
         raise UserError(f"base.source.checkpoint: {checkpoint} has {found}. Give a checkpoint with *.safetensors files")
+    with _named_as_written(checkpoint, directory):
+        policy_config(directory)
     found_sha256 = files_sha256(kept)
     if sha256 is None:
         raise UserError(
@@ -161,11 +165,6 @@ def _download(name: str, revision: str | None) -> Path:
 
 def _scrub(path: Path) -> None:
     """Drop the path that the checkpoint's author had it under."""
-    try:
-        config = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"base.source.checkpoint: its {path.name} is not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise UserError(f"base.source.checkpoint: its {path.name} is not valid JSON of a configuration, a mapping")
+    config = json.loads(path.read_text(encoding="utf-8"))
     if config.pop("_name_or_path", None) is not None:
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -10,6 +10,8 @@ import string
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pipelines.base.architectures import failures_said_as
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
@@ -61,9 +63,13 @@ def build_tokenizer(lexicon: tuple[str, ...], max_length: int) -> PreTrainedToke
 
 
 def encode_prompts(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each prompt as the user turn of a chat, ready for the answer; without a template, as plain text."""
+    """Token ids of each prompt as the user turn of a chat, ready for the answer; without a template, as plain text.
+
+    Raises UserError when the chat template fails.
+    """
     if tokenizer.chat_template is None:
         return [list(ids) for ids in tokenizer(list(prompts))["input_ids"]]
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
+    with failures_said_as(f"the chat template of {tokenizer.name_or_path} fails on a question"):
+        texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipelines.base.architectures import position_limit
 from pipelines.errors import UserError
 from pipelines.generation.engine import Completions, Prompt
 from pipelines.generation.randomness import uniforms
@@ -61,8 +62,8 @@ class NativeEngine:
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Completions:
         longest = max((len(prompt.tokens) for prompt in prompts), default=0) + sampling.max_new_tokens
-        limit = self.model.config.max_position_embeddings
-        if longest > limit:
+        limit = position_limit(self.model)
+        if limit is not None and longest > limit:
             raise UserError(
                 f"the longest prompt and sampling.max_new_tokens ({sampling.max_new_tokens}) make {longest} tokens, "
                 f"the model has {limit} positions; lower max_new_tokens"

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from pipelines.base.architectures import position_limit
 from pipelines.base.tokenizer import encode_prompts
 from pipelines.errors import UserError
 from pipelines.training.batch import Sequence
@@ -57,9 +58,23 @@ def fine_tune(
     scratch: Path,
     report: Report,
 ) -> list[dict[str, float]]:
-    """Train `model` in place on `batch_size` sequences a step; returns the metrics per step."""
+    """Train `model` in place on `batch_size` sequences a step; returns the metrics per step.
+
+    Raises UserError when a sequence is longer than the model has positions.
+    """
+    _refuse_longer_than(position_limit(model), sequences)
     component = TokenComponent("cross_entropy", 1.0, "supervised", cross_entropy)
     trainer = Trainer(model, [component], params.optimiser, params.steps, pad_id)
     batches = epochs([(sequence,) for sequence in sequences], params.batch_size, seed)
     store = CheckpointStore(scratch / "checkpoints")
     return optimise(trainer, params.steps, batches, store, params.checkpoint_every, report)
+
+
+def _refuse_longer_than(limit: int | None, sequences: Seq[Sequence]) -> None:
+    longest = max(len(sequence.tokens) for sequence in sequences)
+    if limit is not None and longest > limit:
+        raise UserError(
+            f"the longest demonstration has {longest} tokens, the model of data/base has {limit} positions; "
+            f"raise base.source.architecture.max_length to {longest}, or name an imported model with more positions "
+            "in base.source.checkpoint"
+        )

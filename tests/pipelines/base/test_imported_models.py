@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pipelines.base.architectures import load_model, load_tokenizer, reward_model_from
+from pipelines.base.architectures import load_model, load_tokenizer, position_limit, reward_model_from
 from pipelines.base.checkpoint import import_checkpoint, materialise
 from pipelines.base.settings import BaseParams
 from pipelines.base.tokenizer import build_tokenizer, encode_prompts
@@ -16,6 +18,8 @@ from pipelines.generation.engine import Prompt
 from pipelines.generation.native import NativeEngine
 from pipelines.generation.settings import Sampling
 from pipelines.rewards.model import RewardModel
+
+WEIGHT = "transformer.h.0.mlp.c_fc.weight"
 
 
 @pytest.fixture
@@ -36,10 +40,34 @@ def gpt2(tmp_path):
 
 def made(directory, output):
     """Import `directory`, taking the digest to pin from the refusal."""
-    with pytest.raises(UserError, match="sha256") as refused:
+    try:
         import_checkpoint(str(directory), None, None, output)
-    source = {"kind": "import", "checkpoint": str(directory), "sha256": str(refused.value).split()[-1]}
+    except UserError as refused:
+        if "base.source.sha256 is missing" not in str(refused):
+            raise
+        digest = str(refused).split()[-1]
+    source = {"kind": "import", "checkpoint": str(directory), "sha256": digest}
     return materialise(BaseParams(source=source), 0, output)
+
+
+def refusal(directory, output) -> str:
+    """What the import of `directory` says, which must name it as params.yaml does, not where its copy is."""
+    with pytest.raises(UserError) as refused:
+        made(directory, output)
+    said = str(refused.value)
+    assert said.startswith("base.source.checkpoint: ") and str(directory) in said
+    assert str(output) not in said and "\n" not in said
+    return said
+
+
+def change(path, **settings):
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+def change_weights(directory, name, tensor):
+    weights = load_file(directory / "model.safetensors")
+    weights.pop(name)
+    save_file(weights | ({} if tensor is None else {name: tensor}), directory / "model.safetensors", {"format": "pt"})
 
 
 def test_a_gpt2_without_padding_token_or_template_samples_and_scores(gpt2, tmp_path):
@@ -58,27 +86,106 @@ def test_a_gpt2_without_padding_token_or_template_samples_and_scores(gpt2, tmp_p
     assert scorer.scores([[5, 6, 7], [8]]).tolist() == [0.0, 0.0]
 
 
-def test_missing_tensors_are_not_filled_with_random_ones(gpt2, tmp_path):
-    weights = load_file(gpt2 / "model.safetensors")
-    weights.pop("transformer.h.0.mlp.c_fc.weight")
-    save_file(weights, gpt2 / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"lack 1 tensors of the model, such as transformer\.h\.0\.mlp\.c_fc\.weight"):
-        load_model(gpt2)
+@pytest.mark.parametrize(
+    ("tensor", "said"),
+    [
+        (None, f"lack 1 tensors of the model, such as {WEIGHT}"),
+        (torch.zeros(3, 3), f"such as {WEIGHT}, or have them in another shape"),
+        (torch.full((16, 64), torch.nan), f"hold NaN or infinity, as in {WEIGHT}"),
+        (torch.zeros(16, 64).index_fill(1, torch.tensor(3), -torch.inf), f"hold NaN or infinity, as in {WEIGHT}"),
+        (torch.full((16, 64), 3e38), "predicts NaN after a plain question"),
+    ],
+)
+def test_weights_that_are_missing_or_no_numbers_are_refused(gpt2, tmp_path, tensor, said):
+    change_weights(gpt2, WEIGHT, tensor)
+    assert said in refusal(gpt2, tmp_path / "base")
 
 
 @pytest.mark.parametrize(
-    ("file", "content"),
-    [("model.safetensors", b"junk" * 100), ("config.json", b"{"), ("config.json", b'{"model_type": "unheard-of"}')],
+    ("file", "content", "said"),
+    [
+        ("model.safetensors", b"junk" * 100, "cannot be loaded: Error while deserializing header"),
+        ("config.json", None, "has no config.json"),
+        ("config.json", b"{", "its config.json is not valid JSON"),
+        ("config.json", b"[]", "its config.json is valid JSON, but no mapping"),
+        ("config.json", b'{"model_type": "unheard-of"}', "`unheard-of`"),
+        ("config.json", b'{"architectures": ["GPT2ForSequenceClassification"]}', "is a reward model"),
+        ("tokenizer_config.json", None, "has no tokenizer_config.json"),
+        ("tokenizer.json", None, "the tokenizer of"),
+        ("tokenizer.json", b"{}", "the tokenizer of"),
+    ],
 )
-def test_what_cannot_be_loaded_is_said_in_one_sentence(gpt2, tmp_path, file, content):
-    (gpt2 / file).write_bytes(content)
-    with pytest.raises(UserError, match=r"cannot be loaded|not valid JSON"):
-        made(gpt2, tmp_path / "base")
+def test_a_file_that_is_missing_or_damaged_is_said_in_one_sentence(gpt2, tmp_path, file, content, said):
+    if content is None:
+        (gpt2 / file).unlink()
+    else:
+        (gpt2 / file).write_bytes(content)
+    assert said in refusal(gpt2, tmp_path / "base")
+
+
+def test_a_masked_language_model_is_no_policy(gpt2, tmp_path):
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(
+        vocab_size=400, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    BertForMaskedLM(config).save_pretrained(gpt2)
+    assert "is no causal language model: what its BertLMHeadModel" in refusal(gpt2, tmp_path / "base")
+
+
+def test_a_config_need_not_name_its_architecture(gpt2, tmp_path):
+    change(gpt2 / "config.json", architectures=None)
+    made(gpt2, tmp_path / "base")
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ raise_exception('a system message is needed') }}", "a system message is needed"),
+        ("{% for message in messages %}", "the chat template of"),
+        ("{{ messages[0]['content'] + 1 }}", "the chat template of"),
+        ("What is 1 + 1?", "two different questions into the same tokens"),
+    ],
+)
+def test_a_chat_template_that_cannot_ask_is_refused(gpt2, tmp_path, template, said):
+    tokenizer = load_tokenizer(gpt2)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(gpt2)
+    assert said in refusal(gpt2, tmp_path / "base")
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(gpt2, tmp_path):
     tokenizer = load_tokenizer(gpt2)
     tokenizer.add_tokens([f"word{i}" for i in range(20)])
     tokenizer.save_pretrained(gpt2)
-    with pytest.raises(UserError, match="its model only"):
-        made(gpt2, tmp_path / "base")
+    assert "its model only" in refusal(gpt2, tmp_path / "base")
+
+
+def test_a_tokenizer_without_end_token_is_refused(gpt2, tmp_path):
+    change(gpt2 / "tokenizer_config.json", eos_token=None)
+    assert "its tokenizer has no end token" in refusal(gpt2, tmp_path / "base")
+
+
+def test_a_model_without_positions_for_a_question_is_refused(gpt2, tmp_path):
+    change(gpt2 / "config.json", n_positions=8)
+    change_weights(gpt2, "transformer.wpe.weight", torch.zeros(8, 16))
+    assert "has 8 positions, too few for a question of 9 tokens" in refusal(gpt2, tmp_path / "base")
+
+
+def test_a_relative_path_is_named_as_it_is_written(gpt2, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (gpt2 / "config.json").unlink()
+    with pytest.raises(UserError, match=r"base\.source\.checkpoint: \./a model is no checkpoint"):
+        import_checkpoint("./a model", None, None, tmp_path / "base")
+
+
+def test_a_model_whose_config_sets_no_limit_has_none(tmp_path):
+    from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
+
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = RecurrentGemmaConfig(vocab_size=400, num_hidden_layers=3, head_dim=8, **shape)
+    directory = tmp_path / "model"
+    RecurrentGemmaForCausalLM(config).save_pretrained(directory)
+    build_tokenizer((), 64).save_pretrained(directory)
+    made(directory, tmp_path / "base")
+    assert position_limit(load_model(tmp_path / "base")) is None

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from pipelines.base.architectures import position_limit
+from pipelines.base.checkpoint import initialise, qwen3_config
+from pipelines.base.settings import Architecture
 from pipelines.base.tokenizer import build_tokenizer, encode_prompts
 from pipelines.errors import UserError
 from pipelines.records import DEMONSTRATION, table
-from pipelines.sft.train import encode_demonstrations
+from pipelines.sft.train import encode_demonstrations, fine_tune
+from pipelines.training.settings import TrainingParams
 
 
 def demonstrations(*pairs: tuple[str, str]):
@@ -29,6 +33,32 @@ def test_a_demonstration_that_is_too_long_is_refused_by_name():
     tokenizer = build_tokenizer((), 64)
     with pytest.raises(UserError, match=r"demonstration d1 has \d+ tokens; sft.max_tokens allows 10"):
         encode_demonstrations(tokenizer, demonstrations(("1", "2"), ("1", "2" * 30)), 10)
+
+
+def gpt2(tokenizer, positions):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=positions))
+
+
+def qwen3(tokenizer, positions):
+    shape = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp": 32, "rope_theta": 1000.0}
+    return initialise(qwen3_config(Architecture(**shape, max_length=positions), tokenizer), 0)
+
+
+@pytest.mark.parametrize("model", [gpt2, qwen3])
+def test_a_demonstration_needs_positions_in_the_model(model, tmp_path):
+    tokenizer = build_tokenizer((), 64)
+    sequences = encode_demonstrations(tokenizer, demonstrations(("1+1?", "2"), ("1+1?", "2" * 10)), 64)
+    optimiser = {"lr": 1e-3, "schedule": "constant", "warmup_steps": 0, "weight_decay": 0.0, "clip_norm": 1.0}
+    params = TrainingParams(steps=1, batch_size=2, checkpoint_every=1, optimiser=optimiser | {"micro_tokens": 64})
+    options = {"pad_id": 0, "seed": 0, "report": lambda *_: None}
+    said = r"longest demonstration has 17 tokens, .* 16 positions; raise base\.source\.architecture\.max_length to 17"
+    with pytest.raises(UserError, match=said):
+        fine_tune(model(tokenizer, 16), sequences, params, scratch=tmp_path / "too few", **options)
+    enough = model(tokenizer, 17)
+    assert position_limit(enough) == 17
+    assert len(fine_tune(enough, sequences, params, scratch=tmp_path / "enough", **options)) == 1
 
 
 def test_no_demonstrations_is_an_error():
