@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -29,7 +30,9 @@ _RATIO = re.compile(r"([+-]?\d+)\s*/\s*(\d+)", re.ASCII)
 class Verdict:
     """Whether an answer is right, its score in [0, 1], and why.
 
-    reason: correct | wrong | no answer | unfinished | several answers | not a number | too long
+    reason: correct | wrong | no answer | unfinished | several answers | not a number | too long | not readable |
+    no metadata. The last two are of reasoning-gym, whose scorers raise exceptions: over a text that they cannot read,
+    which is then no right answer, and for a row that lacks what they need, which `check_answer` finds beforehand.
     """
 
     correct: bool
@@ -96,6 +99,34 @@ def check_verifier(name: str) -> None:
     _judge(name)
 
 
+def check_arguments(name: str, arguments: dict[str, Any]) -> None:
+    """Raise ValueError unless the verifier `name` takes `arguments`. Imports nothing, as `named`."""
+    takes = {"exact": None, "math": None, "numeric": "tolerance"}.get(name, "metadata")
+    for argument in arguments:
+        if argument != takes:
+            raise ValueError(f"the verifier {name} has no argument {argument!r}; it takes {takes or 'none'}")
+    tolerance = arguments.get("tolerance", 0)
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < math.inf:
+        raise ValueError(f"tolerance must be a number >= 0, not {tolerance!r}")
+    metadata = arguments.get("metadata", {})
+    try:
+        json.dumps(metadata, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"metadata must be what JSON can hold ({error})") from error
+    if not isinstance(metadata, dict):
+        raise ValueError(f"metadata must be a mapping, not {reprlib.repr(metadata)}")
+
+
+def check_answer(answer: str, verifier: str, verifier_args: str) -> None:
+    """Raise UserError unless the verifier judges the known answer itself right: no model could be right otherwise."""
+    # "?", as some scorers ask for metadata only once they see another text than the answer
+    reasons = [verify(text, answer, verifier, verifier_args).reason for text in (answer, "?")]
+    reason = "no metadata" if "no metadata" in reasons else reasons[0]
+    if reason != "correct":
+        hint = " or give the metadata it needs (columns.metadata)" if verifier.startswith("reasoning_gym:") else ""
+        raise UserError(f"the known answer {reprlib.repr(answer)} is judged {reason!r} by {verifier}; mend it{hint}")
+
+
 @lru_cache(maxsize=4096)
 def _arguments(text: str) -> dict[str, Any]:
     return json.loads(text)
@@ -146,18 +177,52 @@ def _math(found: str, answer: str, arguments: dict[str, Any]) -> Verdict:
     return CORRECT if equal(parse(f"${answer}$"), parsed) else _failed("wrong")
 
 
+# Scorers of reasoning-gym 0.1.25 that evaluate the text as Python, and the texts that are safe to hand them: no names
+# to call, no powers that never end. Without such a pattern the dataset is refused.
+_SUM = r"(?:[\d\s+\-/().]|\*(?!\*))*"
+_LIST = r"[\dA-Z_\s\[\],'\".]*"
+_EVALUATED = {
+    **dict.fromkeys(("countdown", "puzzle24"), _SUM),
+    **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), _LIST),
+    **dict.fromkeys(("intermediate_integration", "polynomial_multiplication", "simple_integration"), None),
+}
+
+
+class _MissingError(Exception):
+    """A scorer asked for metadata that is not there."""
+
+
+class _Metadata(dict):
+    """Tells what a row lacks from the KeyErrors of a scorer that stumbles over the text."""
+
+    def __missing__(self, key: Any) -> Any:
+        raise _MissingError(key)
+
+
 def _reasoning_gym(dataset: str) -> Judge:
     from reasoning_gym import get_score_answer_fn
     from reasoning_gym.factory import DATASETS
 
-    if dataset not in DATASETS:
-        raise UserError(f"reasoning-gym has no dataset {dataset!r}; it has {', '.join(sorted(DATASETS))}")
+    known = sorted(DATASETS.keys() - {"composite"})  # its scorer is that of the datasets it is made of
+    if dataset not in known:
+        raise UserError(f"reasoning-gym has no dataset {dataset!r}; it has {', '.join(known)}")
+    if _EVALUATED.get(dataset, "") is None:
+        raise UserError(f"the scorer of reasoning_gym:{dataset} runs an answer as a program; use another verifier")
+    harmless = re.compile(_EVALUATED.get(dataset, r"[\s\S]*"))
     score_answer = get_score_answer_fn(dataset)
 
     def judge(found: str, answer: str, arguments: dict[str, Any]) -> Verdict:
-        score = float(score_answer(found, {"answer": answer, "metadata": arguments.get("metadata", {})}))
+        if not harmless.fullmatch(found):
+            return _failed("not readable")
+        metadata = _Metadata(arguments.get("metadata", {}))
+        try:
+            score = float(score_answer(found, {"answer": answer, "metadata": metadata}))
+        except _MissingError:
+            return _failed("no metadata")
+        except (Exception, SystemExit):  # scorers parse, index and even evaluate without asking what the text is
+            return _failed("not readable")
         if not math.isfinite(score):
-            raise ValueError(f"the scorer of reasoning_gym:{dataset} returned {score} for {found!r}")
+            return _failed("not readable")
         return CORRECT if score >= 1.0 else Verdict(False, score, "wrong")
 
     return judge

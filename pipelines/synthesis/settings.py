@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from pipelines.environments.families import FAMILIES
-from pipelines.environments.verifiers import named
+from pipelines.environments.verifiers import check_arguments, named
 from pipelines.settings import Strict
 
 
@@ -29,6 +28,9 @@ class Columns(Strict):
     level: str | None = Field(default=None, description="column of the difficulty level, an integer; without it 1")
     family: str | None = Field(default=None, description="column of the family name; without it the file's name")
     demonstration: str | None = Field(default=None, description="column of a worked completion to learn from")
+    metadata: str | None = Field(
+        default=None, description="column of what the scorer of reasoning_gym:NAME reads, a JSON object per row"
+    )
 
 
 class Source(Strict):
@@ -37,7 +39,9 @@ class Source(Strict):
     path: str = Field(min_length=1, description="file under data/raw, *.jsonl or *.parquet")
     columns: Columns = Field(description="which column holds what")
     verifier: str = Field(description="exact, numeric, math or reasoning_gym:NAME")
-    verifier_args: dict[str, Any] = Field(default={}, description="arguments of the verifier")
+    verifier_args: dict[str, JsonValue] = Field(
+        default={}, description="tolerance of numeric, metadata of reasoning_gym:NAME; the others take none"
+    )
 
     @field_validator("path")
     @classmethod
@@ -55,6 +59,22 @@ class Source(Strict):
         if not named(name):
             raise ValueError("must be exact, numeric, math or reasoning_gym:NAME")
         return name
+
+    @field_validator("verifier_args")
+    @classmethod
+    def _taken(cls, arguments: dict[str, JsonValue], info: ValidationInfo) -> dict[str, JsonValue]:
+        if "verifier" in info.data:
+            check_arguments(info.data["verifier"], arguments)
+        return arguments
+
+    @model_validator(mode="after")
+    def _one_metadata(self) -> Source:
+        if self.columns.metadata is not None:
+            if not self.verifier.startswith("reasoning_gym:"):
+                raise ValueError(f"columns.metadata is for reasoning_gym:NAME; the verifier {self.verifier} reads none")
+            if "metadata" in self.verifier_args:
+                raise ValueError("needs metadata in one place, columns.metadata or verifier_args.metadata")
+        return self
 
 
 class SynthesizeParams(Strict):

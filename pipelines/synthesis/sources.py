@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +16,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.environments.family import Problem
-from pipelines.environments.verifiers import check_verifier, verify
+from pipelines.environments.verifiers import check_answer, check_arguments, check_verifier, verify
 from pipelines.errors import UserError
+from pipelines.records import PROBLEM
 from pipelines.synthesis.settings import Source
 
 
 @dataclass(frozen=True)
 class Given:
-    """One problem of a file, with the demonstration that came with it, if any."""
+    """One problem of a file, with the demonstration that came with it, if any, and where it is from, for a person."""
 
     problem: Problem
     demonstration: str | None
     origin: str
+    where: str
+
+
+_HIGHEST_LEVEL = 2 ** (PROBLEM.field("level").type.bit_width - 1) - 1
+_LEVEL = re.compile(r"([+-]?\d{1,20})(?:\.0+)?", re.ASCII)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_MOST_DIGITS = 40  # of a number with a fraction or an exponent
 
 
 def read_source(source: Source, raw: Path) -> list[Given]:
@@ -33,7 +45,7 @@ def read_source(source: Source, raw: Path) -> list[Given]:
     if not path.is_file():
         raise UserError(f"synthesize.sources: there is no file {_shown(source)}")
     rows = _jsonl(path, source) if path.suffix == ".jsonl" else _parquet(path, source)
-    given = [_given(row, number, source) for number, row in rows]
+    given = [_given(_Row(cells, f"{_shown(source)}, row {number}"), number, source) for number, cells in rows]
     if not given:
         raise UserError(f"synthesize.sources: {_shown(source)} has no rows")
     return given
@@ -50,7 +62,7 @@ def _jsonl(path: Path, source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"{_shown(source)}, line {number}: this is not JSON ({error})") from error
             if not isinstance(row, dict):
                 raise UserError(f"{_shown(source)}, line {number}: expected an object, found {line[:40]!r}")
@@ -58,52 +70,101 @@ def _jsonl(path: Path, source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _parquet(path: Path, source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
-    wanted = [name for name in source.columns.model_dump().values() if name is not None]
+    wanted = list(dict.fromkeys(name for name in source.columns.model_dump().values() if name is not None))
     try:
         names = pq.read_schema(path).names
-        rows = pq.read_table(path, columns=[name for name in wanted if name in names]).to_pylist()
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{_shown(source)}: this is not a readable Parquet file ({error})") from error
-    yield from enumerate(rows, start=1)
-
-
-def _given(row: dict[str, Any], number: int, source: Source) -> Given:
-    columns, where = source.columns, f"{_shown(source)}, row {number}"
-
-    def text(role: str, column: str) -> str:
-        if column not in row:
-            there = ", ".join(sorted(map(str, row))) or "none"
-            raise UserError(f"{where}: there is no column {column!r} for the {role}; the columns are {there}")
-        value = row[column]
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise UserError(f"{where}: the {role} (column {column!r}) is {value!r}; give a text or a number")
-        if not str(value).strip():
-            raise UserError(f"{where}: the {role} (column {column!r}) is empty")
-        return str(value)
-
-    level = 1
-    if columns.level is not None:
+        table = pq.read_table(path, columns=[name for name in wanted if name in names])
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{_shown(source)}: this is not a readable Parquet file ({reason})") from error
+    for name in wanted:
+        if name not in names:
+            raise UserError(f"{_shown(source)}: there is no column {name!r}; the columns are {', '.join(names)}")
+    for number, cells in enumerate(zip(*table.columns, strict=True), start=1):
         try:
-            level = int(text("level", columns.level))
-        except ValueError as error:
-            raise UserError(f"{where}: the level (column {columns.level!r}) is not an integer") from error
+            row = {name: cell.as_py() for name, cell in zip(table.column_names, cells, strict=True)}
+        except (ValueError, OverflowError) as error:  # text that is not UTF-8, dates that Python has not
+            raise UserError(f"{_shown(source)}, row {number}: a value cannot be read ({error})") from error
+        yield number, row
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One row of a file. Its methods raise UserError for a value that cannot be used."""
+
+    cells: dict[str, Any]
+    where: str
+
+    def text(self, role: str, column: str) -> str:
+        """A text, or a number as decimal text without an exponent."""
+        value = self._cell(role, column)
+        if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
+            raise self._refused(role, column, f"is {reprlib.repr(value)}; give a text or a number")
+        if isinstance(value, float | Decimal):
+            if not math.isfinite(value):
+                raise self._refused(role, column, f"is {value}; give a text or a number")
+            value = f"{Decimal(str(value)):f}"
+            if sum(map(str.isdigit, value)) > _MOST_DIGITS:
+                raise self._refused(role, column, f"is a number of more than {_MOST_DIGITS} digits; give it as a text")
+        value = str(value)
+        if not value.strip():
+            raise self._refused(role, column, "is empty")
+        if _SURROGATE.search(value):
+            raise self._refused(role, column, r"has half of a surrogate pair, such as \ud83d alone; mend the text")
+        return value
+
+    def level(self, column: str) -> int:
+        """An integer that the records can hold; 2.0 is one, as columns with gaps turn into fractions elsewhere."""
+        text = self.text("level", column)
+        match = _LEVEL.fullmatch(text.strip())
+        if not match or abs(int(match[1])) > _HIGHEST_LEVEL:
+            limits = f"from -{_HIGHEST_LEVEL} to {_HIGHEST_LEVEL}"
+            raise self._refused("level", column, f"is {reprlib.repr(text)}, which is not an integer {limits}")
+        return int(match[1])
+
+    def metadata(self, column: str, verifier: str) -> dict[str, Any]:
+        """A JSON object, as text or as a column of mappings."""
+        value = self._cell("metadata", column)
+        try:
+            value = json.loads(value) if isinstance(value, str) else value
+            check_arguments(verifier, {"metadata": value})
+        except (ValueError, RecursionError) as error:
+            raise self._refused("metadata", column, f"cannot be used ({error}); give a JSON object") from error
+        return value
+
+    def _cell(self, role: str, column: str) -> Any:
+        if column not in self.cells:
+            there = ", ".join(sorted(self.cells)) or "none"
+            raise UserError(f"{self.where}: there is no column {column!r} for the {role}; the columns are {there}")
+        return self.cells[column]
+
+    def _refused(self, role: str, column: str, sentence: str) -> UserError:
+        return UserError(f"{self.where}: the {role} (column {column!r}) {sentence}")
+
+
+def _given(row: _Row, number: int, source: Source) -> Given:
+    columns, arguments = source.columns, source.verifier_args
+    if columns.metadata is not None:
+        arguments = arguments | {"metadata": row.metadata(columns.metadata, source.verifier)}
     problem = Problem(
-        family=text("family", columns.family) if columns.family else Path(source.path).stem,
-        level=level,
-        prompt=text("prompt", columns.prompt),
-        answer=text("answer", columns.answer),
+        family=row.text("family", columns.family) if columns.family else Path(source.path).stem,
+        level=row.level(columns.level) if columns.level else 1,
+        prompt=row.text("prompt", columns.prompt),
+        answer=row.text("answer", columns.answer),
         work="",
         verifier=source.verifier,
-        verifier_args=source.verifier_args,
+        verifier_args=arguments,
     )
-    demonstration = text("demonstration", columns.demonstration) if columns.demonstration else None
+    try:
+        check_answer(problem.answer, problem.verifier, problem.arguments)
+    except UserError as error:
+        raise UserError(f"{row.where}: {error}") from error
+    demonstration = row.text("demonstration", columns.demonstration) if columns.demonstration else None
     if demonstration is not None:
-        verdict = verify(demonstration, problem.answer, problem.verifier, problem.verifier_args)
+        verdict = verify(demonstration, problem.answer, problem.verifier, problem.arguments)
         if not verdict.correct:
             raise UserError(
-                f"{where}: the demonstration (column {columns.demonstration!r}) is judged {verdict.reason!r} "
-                f"against the answer {problem.answer!r}; mend or remove it"
+                f"{row.where}: the demonstration (column {columns.demonstration!r}) is judged {verdict.reason!r} "
+                f"against the answer {reprlib.repr(problem.answer)}; mend or remove it"
             )
-    else:
-        verify(problem.answer, problem.answer, problem.verifier, problem.verifier_args)
-    return Given(problem, demonstration, f"file:{source.path}#{number}")
+    return Given(problem, demonstration, f"file:{source.path}#{number}", row.where)

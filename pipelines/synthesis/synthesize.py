@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 
 from pipelines.environments.families import FAMILIES
 from pipelines.environments.family import Problem, demonstrate
+from pipelines.environments.verifiers import verify
 from pipelines.errors import UserError
 from pipelines.records import DEMONSTRATION, PROBLEM, content_id, write
 from pipelines.synthesis.settings import SynthesizeParams
 from pipelines.synthesis.sources import read_source
 
 Rows = list[dict[str, Any]]
+Seen = dict[str, tuple[Problem, str]]  # prompt -> its first problem, and where that is from
 
 _TRIES = 200
 
@@ -48,7 +51,7 @@ def make_rows(
     """Problem rows, demonstration rows, and how many problems were left out because they came up before."""
     problems: Rows = []
     demonstrations: Rows = []
-    seen: set[str] = set()
+    seen: Seen = {}
     repeated = 0
 
     def add(problem: Problem, source: str, mode: str | None, completion: str | None) -> None:
@@ -59,10 +62,9 @@ def make_rows(
 
     for source in params.sources:
         for given in read_source(source, raw):
-            if given.problem.id in seen:
+            if not _new(given.problem, given.where, seen):
                 repeated += 1
                 continue
-            seen.add(given.problem.id)
             mode = "file" if given.demonstration is not None else None
             add(given.problem, given.origin, mode, given.demonstration)
 
@@ -84,7 +86,26 @@ def split_of(prompt: str, test_share: float) -> str:
     return "test" if _unit("split", " ".join(prompt.split())) < test_share else "train"
 
 
-def _quota(name: str, level: int, params: SynthesizeParams, seed: int, seen: set[str]) -> Iterator[Problem]:
+def _new(problem: Problem, where: str, seen: Seen) -> bool:
+    """Whether the prompt did not come up before; `seen` then remembers it.
+
+    A prompt with the same answer again is a repeat even under another verifier: the first one's judges. Raises
+    UserError for an answer that the first one's verifier judges wrong.
+    """
+    if problem.prompt not in seen:
+        seen[problem.prompt] = (problem, where)
+        return True
+    first, place = seen[problem.prompt]
+    same = problem.answer == first.answer
+    if not same and not verify(problem.answer, first.answer, first.verifier, first.arguments).correct:
+        raise UserError(
+            f"{where}: this prompt came up before, in {place}, and the answers {reprlib.repr(problem.answer)} and "
+            f"{reprlib.repr(first.answer)} contradict each other; mend or remove a row"
+        )
+    return False
+
+
+def _quota(name: str, level: int, params: SynthesizeParams, seed: int, seen: Seen) -> Iterator[Problem]:
     """Distinct problems of one family and level until both splits are full."""
     missing = {"train": params.train_per_level, "test": params.test_per_level}
     tries = _TRIES + _TRIES * sum(missing.values())
@@ -93,8 +114,7 @@ def _quota(name: str, level: int, params: SynthesizeParams, seed: int, seen: set
             return
         problem = FAMILIES[name].generate(level, seed, index)
         split = split_of(problem.prompt, params.test_share)
-        if missing[split] and problem.id not in seen:
-            seen.add(problem.id)
+        if missing[split] and _new(problem, f"the family {name}", seen):
             missing[split] -= 1
             yield problem
     if any(missing.values()):

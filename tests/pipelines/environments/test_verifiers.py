@@ -2,7 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.environments.verifiers import check_verifier, final_answer, named, verify, verify_batch
+from pipelines.environments.verifiers import (
+    check_answer,
+    check_arguments,
+    check_verifier,
+    final_answer,
+    named,
+    verify,
+    verify_batch,
+)
 from pipelines.errors import UserError
 
 
@@ -76,6 +84,8 @@ def test_an_unknown_verifier_names_the_known_ones():
         check_verifier("exakt")
     with pytest.raises(UserError, match="reasoning-gym has no dataset 'chain_sun'"):
         check_verifier("reasoning_gym:chain_sun")
+    with pytest.raises(UserError, match="reasoning-gym has no dataset 'composite'"):
+        check_verifier("reasoning_gym:composite")
     assert named("reasoning_gym:chain_sum") and named("math") and not named("reasoning_gym:") and not named("x")
 
 
@@ -87,6 +97,54 @@ def test_a_known_answer_that_is_no_number_is_the_users_mistake():
 def test_reasoning_gym_gives_partial_scores_without_calling_them_right():
     verdict = verify("8", "7", "reasoning_gym:chain_sum")
     assert not verdict.correct and 0 <= verdict.score < 1
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "dataset"),
+    [
+        ("x", "2 × 2", "prime_factorization"),  # ValueError
+        ("{}", "[[1]]", "game_of_life"),  # KeyError
+        ("1e999", "0.5", "coin_flip"),  # OverflowError
+        ("exit()", "ab", "string_insertion"),  # SystemExit: the scorer evaluates the text
+    ],
+)
+def test_a_text_that_stops_a_scorer_is_wrong(text, answer, dataset):
+    verdict = verify(text, answer, f"reasoning_gym:{dataset}")
+    assert (verdict.correct, verdict.score, verdict.reason) == (False, 0.0, "not readable")
+
+
+def test_metadata_that_a_scorer_misses_is_told_from_a_text_it_cannot_read():
+    knight = "reasoning_gym:knight_swap"
+    assert verify("No", "No", knight).reason == "no metadata"
+    assert verify("No", "No", knight, '{"metadata": {"is_possible": false}}').reason == "correct"
+
+
+@pytest.mark.parametrize(
+    ("answer", "verifier", "message"),
+    [
+        ("<think>7", "exact", "the known answer '<think>7' is judged 'unfinished' by exact; mend it$"),
+        ("4 + 3", "reasoning_gym:countdown", r"judged 'wrong' by .*; mend it or give the metadata it needs"),
+        ("No", "reasoning_gym:knight_swap", "judged 'no metadata'"),
+        ("3", "reasoning_gym:shortest_path", "judged 'no metadata'"),  # right, but another text would need metadata
+    ],
+)
+def test_a_known_answer_must_be_right_by_its_own_verifier(answer, verifier, message):
+    with pytest.raises(UserError, match=message):
+        check_answer(answer, verifier, "{}")
+
+
+@pytest.mark.parametrize(
+    ("verifier", "arguments", "message"),
+    [
+        ("math", {"tolerance": 0}, "the verifier math has no argument 'tolerance'; it takes none"),
+        ("numeric", {"tolerance": float("inf")}, "tolerance must be a number >= 0, not inf"),
+        ("numeric", {"tolerance": float("nan")}, "tolerance must be a number >= 0, not nan"),
+        ("reasoning_gym:chain_sum", {"metadata": {"a": {1}}}, "metadata must be what JSON can hold"),
+    ],
+)
+def test_arguments_that_a_verifier_does_not_take(verifier, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        check_arguments(verifier, arguments)
 
 
 def test_columns_are_judged_in_order():
@@ -102,3 +160,23 @@ def test_final_answer_is_none_only_while_thinking():
     assert final_answer("abc") == "abc"
     assert final_answer("<think>abc") is None
     assert final_answer("<think>abc</think>") == ""
+
+
+def test_no_answer_is_run_as_a_program(tmp_path):
+    trace = tmp_path / "trace"
+    program = f"__import__('pathlib').Path({str(trace)!r}).touch()"
+    rows = {
+        "countdown": ("3 * (4 + 5)", {"numbers": [3, 4, 5], "target": 27}),
+        "puzzle24": ("3 * (4 + 5) - 3", {"numbers": [3, 4, 5, 3]}),
+        "binary_matrix": ("0 1\n1 0", {}),
+        "spiral_matrix": ("1 2 3", {}),
+        "string_insertion": ("ABCD", {}),
+    }
+    for dataset, (answer, metadata) in rows.items():
+        arguments = {"metadata": metadata}
+        assert verify(answer, answer, f"reasoning_gym:{dataset}", arguments).correct, dataset
+        for text in (program, f"[{program}]", "9**9**9**9"):
+            assert not verify(text, answer, f"reasoning_gym:{dataset}", arguments).correct
+    assert not trace.exists()
+    with pytest.raises(UserError, match="runs an answer as a program"):
+        verify("x", "x", "reasoning_gym:simple_integration", {})

@@ -12,12 +12,15 @@ import pytest
 from pydantic import ValidationError
 
 from pipelines.environments.families import FAMILIES
+from pipelines.environments.verifiers import verify
 from pipelines.errors import UserError
 from pipelines.records import DEMONSTRATION, PROBLEM, read
 from pipelines.synthesis.settings import Columns, FamilyParams, Source, SynthesizeParams
 from pipelines.synthesis.synthesize import make_rows, split_of, synthesize
 
 COLUMNS = Columns(prompt="question", answer="solution")
+FACTS = Columns(prompt="question", answer="solution", metadata="facts")
+GYM = "reasoning_gym:countdown"
 
 
 def params(**changes) -> SynthesizeParams:
@@ -163,7 +166,19 @@ def test_problems_from_a_file(tmp_path, suffix):
         ('{"question": "1+1", "solution": "2"}\n\n{"question"\n', r"line 3: this is not JSON"),
         ("[1]\n", r"line 1: expected an object"),
         ("\n", "has no rows"),
-        ('{"question": "1+1", "solution": "two"}\n', r"numeric needs a number as the known answer, not 'two'"),
+        (
+            '{"question": "1+1", "solution": "two"}\n',
+            r"mine.jsonl, row 1: .* numeric needs a number as the known answer, not 'two'",
+        ),
+        ('{"question": "1+1", "solution": NaN}\n', r"row 1: the answer .* is nan; give a text or a number"),
+        ('{"question": "1+1", "solution": 1e40}\n', r"row 1: the answer .* more than 40 digits; give it as a text"),
+        ('{"question": "\\ud800", "solution": 2}\n', r"row 1: the prompt .* has half of a surrogate pair"),
+        ('{"question": "1+1", "solution": "\\ud800"}\n', r"row 1: the answer .* has half of a surrogate pair"),
+        ("[" * 100_000 + "\n", r"line 1: this is not JSON"),
+        (
+            '{"question": "1+1", "solution": "2"}\n{"question": "1+1", "solution": "3"}\n',
+            r"row 2: this prompt came up before, in data/raw/mine.jsonl, row 1, and the answers '3' and '2'",
+        ),
     ],
 )
 def test_files_that_cannot_be_used_are_described(tmp_path, content, message):
@@ -190,6 +205,106 @@ def test_a_level_that_is_no_integer_and_a_demonstration_that_is_wrong(tmp_path):
         from_file(Source(path="mine.jsonl", columns=shown, verifier="exact"), tmp_path)
 
 
+def test_a_demonstration_with_half_a_character_and_text_that_is_not_utf8(tmp_path):
+    jsonl(tmp_path / "mine.jsonl", {"question": "1+1", "solution": 2, "shown": "<think>\ud800</think>2"})
+    shown = Columns(prompt="question", answer="solution", demonstration="shown")
+    with pytest.raises(UserError, match=r"row 1: the demonstration \(column 'shown'\) has half of a surrogate pair"):
+        from_file(Source(path="mine.jsonl", columns=shown, verifier="exact"), tmp_path)
+    bytes_of = pa.array([b"1+1", b"\xed\xa0\x80"])
+    text = pa.Array.from_buffers(pa.string(), 2, bytes_of.buffers())
+    pq.write_table(pa.table({"question": text, "solution": ["2", "3"]}), tmp_path / "mine.parquet")
+    with pytest.raises(UserError, match=r"mine.parquet, row 2: a value cannot be read \('utf-8'"):
+        from_file(Source(path="mine.parquet", columns=COLUMNS, verifier="exact"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "level"),
+    [(3, 3), ("3", 3), (2.0, 2), (2**31 - 1, 2**31 - 1), (2.5, None), (2**31, None), (10**30, None), (1e30, None)],
+)
+def test_levels_are_integers_that_the_records_can_hold(tmp_path, given, level):
+    jsonl(tmp_path / "mine.jsonl", {"question": "1+1", "solution": 2, "grade": given})
+    columns = Columns(prompt="question", answer="solution", level="grade")
+    source = Source(path="mine.jsonl", columns=columns, verifier="exact")
+    if level is None:
+        with pytest.raises(UserError, match=r"row 1: the level .* is not an integer from -2147483647 to 2147483647"):
+            from_file(source, tmp_path)
+    else:
+        assert from_file(source, tmp_path)[0][0]["level"] == level
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [("1e-7", "0.0000001"), ("1e22", "1" + "0" * 22), ("2.50", "2.5"), ("-3.0", "-3.0"), ("7", "7")],
+)
+def test_numbers_become_text_without_an_exponent(tmp_path, number, text):
+    (tmp_path / "mine.jsonl").write_text(f'{{"question": "?", "solution": {number}}}')
+    assert from_file(Source(path="mine.jsonl", columns=COLUMNS, verifier="numeric"), tmp_path)[0][0]["answer"] == text
+
+
+@pytest.mark.parametrize("form", ["text", "object", "parquet"])
+def test_a_column_of_metadata_reaches_the_scorer(tmp_path, form):
+    given = [
+        {"question": "Make 7 of 4 and 3.", "solution": "4 + 3", "facts": {"numbers": [4, 3], "target": 7}},
+        {"question": "Make 8 of 6 and 2.", "solution": "6 + 2", "facts": {"numbers": [6, 2], "target": 8}},
+    ]
+    if form == "text":
+        given = [row | {"facts": json.dumps(row["facts"])} for row in given]
+    path = tmp_path / f"mine.{'parquet' if form == 'parquet' else 'jsonl'}"
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist(given), path)
+    else:
+        jsonl(path, *given)
+    problems, _, _ = from_file(Source(path=path.name, columns=FACTS, verifier=GYM), tmp_path)
+    assert [row["verifier_args"] for row in problems] == [
+        '{"metadata": {"numbers": [4, 3], "target": 7}}',
+        '{"metadata": {"numbers": [6, 2], "target": 8}}',
+    ]
+    second = problems[1]
+    for answer, right in (("2 + 6", True), ("4 + 3", False)):
+        verdict = verify(answer, second["answer"], second["verifier"], second["verifier_args"])
+        assert verdict.correct == right
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ("{", r"row 1: the metadata \(column 'facts'\) cannot be used \(Expecting .*\); give a JSON object"),
+        ([1], r"metadata must be a mapping, not \[1\]"),
+        (None, "metadata must be a mapping, not None"),
+        ({"target": float("nan")}, "metadata must be what JSON can hold"),
+        ({"numbers": [4, 3], "target": 8}, r"row 1: the known answer '4 \+ 3' is judged 'wrong' by reasoning_gym"),
+        ({}, "row 1: the known answer .* is judged 'wrong'"),
+    ],
+)
+def test_metadata_that_cannot_be_used(tmp_path, facts, message):
+    jsonl(tmp_path / "mine.jsonl", {"question": "Make 7 of 4 and 3.", "solution": "4 + 3", "facts": facts})
+    with pytest.raises(UserError, match=message):
+        from_file(Source(path="mine.jsonl", columns=FACTS, verifier=GYM), tmp_path)
+
+
+def test_a_prompt_has_one_answer_across_files_and_families(tmp_path):
+    def source(name: str, verifier: str, *rows: dict) -> Source:
+        jsonl(tmp_path / name, *rows)
+        return Source(path=name, columns=COLUMNS, verifier=verifier)
+
+    first = source("a.jsonl", "numeric", {"question": "1+1", "solution": "2"})
+    same = source("b.jsonl", "exact", {"question": "1+1", "solution": "2.0"})  # equal for the first one's verifier
+    problems, _, repeated = rows(params(families={}, sources=[first, same]), raw=tmp_path)
+    assert ([row["verifier"] for row in problems], repeated) == (["numeric"], 1)
+    other = source("c.jsonl", "numeric", {"question": "0+1", "solution": "1"}, {"question": "1+1", "solution": "3"})
+    with pytest.raises(UserError, match=r"c.jsonl, row 2: this prompt came up before, in data/raw/a.jsonl, row 1, and"):
+        rows(params(families={}, sources=[first, other]), raw=tmp_path)
+
+    cups = {"families": {"cups": FamilyParams(levels=[5])}}
+    made = rows(params(**cups))[0][0]
+    wrong = source("d.jsonl", "exact", {"question": made["prompt"], "solution": "no cup"})
+    with pytest.raises(UserError, match=r"the family cups: this prompt came up before, in data/raw/d.jsonl, row 1"):
+        rows(params(**cups, sources=[wrong]), raw=tmp_path)
+    right = source("e.jsonl", "exact", {"question": made["prompt"], "solution": made["answer"]})
+    prompts = [row["prompt"] for row in rows(params(**cups, sources=[right]), raw=tmp_path)[0]]
+    assert len(set(prompts)) == len(prompts) == 46
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -210,6 +325,14 @@ def test_sections_that_make_no_sense_are_refused(changes, message):
         ({"path": "../x.jsonl"}, "inside data/raw"),
         ({"path": "x.csv"}, r"\.jsonl or \.parquet"),
         ({"verifier": "exakt"}, "must be exact"),
+        ({"verifier_args": {"tolerance": 1}}, "the verifier exact has no argument 'tolerance'; it takes none"),
+        ({"verifier": "numeric", "verifier_args": {"tolerence": 1}}, "no argument 'tolerence'; it takes tolerance"),
+        ({"verifier": "numeric", "verifier_args": {"tolerance": "abc"}}, "tolerance must be a number >= 0, not 'abc'"),
+        ({"verifier": "numeric", "verifier_args": {"tolerance": -1}}, "must be a number >= 0, not -1"),
+        ({"verifier": "numeric", "verifier_args": {"tolerance": True}}, "must be a number >= 0, not True"),
+        ({"verifier": GYM, "verifier_args": {"metadata": [1]}}, r"metadata must be a mapping, not \[1\]"),
+        ({"columns": FACTS}, "columns.metadata is for reasoning_gym:NAME; the verifier exact reads none"),
+        ({"columns": FACTS, "verifier": GYM, "verifier_args": {"metadata": {}}}, "metadata in one place"),
     ],
 )
 def test_sources_that_make_no_sense_are_refused(changes, message):
