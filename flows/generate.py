@@ -35,14 +35,14 @@ def converse(
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from transformers.utils import logging
 
-    from pipelines.base.architectures import load_tokenizer, position_limit
+    from pipelines.base.architectures import position_limit
     from pipelines.generation.engine import Prompt, sample_key
     from pipelines.generation.native import NativeEngine
     from pipelines.generation.settings import Sampling
 
     logging.disable_progress_bar()
-    tokenizer = load_tokenizer(directory)
     engine = NativeEngine.open(directory)
+    tokenizer = engine.tokenizer
     limit = position_limit(engine.model)
     for question in _questions(prompt):
         keys = tuple(sample_key(seed, "generate", 0, question, sample) for sample in range(samples))

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 def verified_samples(stage: Execution, checkpoint: Path, problems: pa.Table) -> pa.Table:
     """`params.samples` rollouts per problem under `params.sampling`, problem-major, as a table of records.ROLLOUT."""
-    from pipelines.base.architectures import load_tokenizer
     from pipelines.generation.native import NativeEngine
     from pipelines.generation.rollouts import encode_problems, rollout_table, sample_in_parts
     from pipelines.records import ROLLOUT, read, write
@@ -21,11 +20,11 @@ def verified_samples(stage: Execution, checkpoint: Path, problems: pa.Table) -> 
     drawn = stage.scratch / "samples.parquet"
     if drawn.exists():
         return read(drawn, ROLLOUT)
-    tokenizer = load_tokenizer(checkpoint)
+    engine = NativeEngine.open(checkpoint)
     rollouts = sample_in_parts(
-        NativeEngine.open(checkpoint),
-        tokenizer,
-        encode_problems(tokenizer, problems),
+        engine,
+        engine.tokenizer,
+        encode_problems(engine.tokenizer, problems),
         stage.params.samples,
         stage.params.sampling,
         seed=stage.seed,

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipelines.base.architectures import load_tokenizer
 from pipelines.generation.native import NativeEngine
 from pipelines.generation.rollouts import encode_problems, rollout_table, sample_in_parts
 from pipelines.generation.settings import Sampling
@@ -30,11 +29,10 @@ def sample_checkpoint(
     reward model, its raw score under "reward_model".
     """
     engine = NativeEngine.open(directory)
-    tokenizer = load_tokenizer(directory)
     rows = sample_in_parts(
         engine,
-        tokenizer,
-        encode_problems(tokenizer, problems),
+        engine.tokenizer,
+        encode_problems(engine.tokenizer, problems),
         samples,
         sampling,
         seed=seed,

@@ -1,57 +1,57 @@
-"""The native engine: PyTorch, a key/value cache, prefill shared by the samples of a prompt, no finished rows.
+"""The native engine: PyTorch, prefill shared by the samples of a prompt, continuous batching.
 
-Works with any causal language model of `transformers` that takes a `DynamicCache`.
+Works with any causal language model of `transformers`. Rows that end leave the batch and waiting samples take their
+place. Legend: B rows decoded now, P prompts, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import copy
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pipelines.base.architectures import position_limit
-from pipelines.errors import UserError
-from pipelines.generation.engine import Completions, Prompt
+from pipelines.generation.decoders import decoder_for, fast_attention
+from pipelines.generation.draw import draw, log_distribution, measure
+from pipelines.generation.engine import Completions, Prompt, check_request, check_weights
 from pipelines.generation.randomness import uniforms
-from pipelines.generation.settings import Sampling
+from pipelines.generation.settings import NativeEngineParams, Sampling
 
-_COMPACT_BELOW = 0.75  # share of unfinished rows; dropping the others copies the cache, so it waits until it pays
+_REFILL = 0.25  # share of the rows that must be free before waiting samples are read: a prefill is a call of its own
 
 
 class NativeEngine:
-    """Samples from a `transformers` model in this process.
+    """Samples from a `transformers` model in this process, from its parameters as they are at the call.
 
-    model: a causal language model; the engine samples from its parameters as they are at the call.
-    end_ids: tokens that end a completion. pad_id: any valid token id. rows: samples decoded side by side at the most.
+    model: a causal language model. tokenizer: gives the end and padding tokens, and reads stop texts.
     """
 
-    def __init__(self, model: torch.nn.Module, end_ids: Sequence[int], pad_id: int, rows: int = 512):
-        self.model, self.end_ids, self.pad_id, self.rows = model, sorted(set(end_ids)), pad_id, rows
+    def __init__(self, model: Any, tokenizer: Any, params: NativeEngineParams | None = None) -> None:
+        self.params = params or NativeEngineParams(name="native")
+        dtype = getattr(torch, self.params.dtype)
+        self.model = model if model.dtype == dtype else copy.deepcopy(model).to(dtype)
+        self.tokenizer = tokenizer
+        self.end_ids = end_ids(model, tokenizer)
         self.version = 0
 
     @classmethod
-    def open(cls, directory: Path) -> NativeEngine:
+    def open(cls, directory: Path, params: NativeEngineParams | None = None) -> NativeEngine:
         """An engine for a checkpoint directory."""
         from pipelines.base.architectures import load_model, load_tokenizer
 
-        tokenizer = load_tokenizer(directory)
-        return cls(load_model(directory), [tokenizer.eos_token_id], tokenizer.pad_token_id)
+        return cls(load_model(directory), load_tokenizer(directory), params)
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         own = self.model.state_dict()
-        if own.keys() != weights.keys():
-            raise ValueError(
-                f"these weights do not fit the model: differing names {sorted(own.keys() ^ weights.keys())[:5]}"
-            )
+        check_weights(own, weights)
         for name, tensor in weights.items():
-            if own[name].shape != tensor.shape:
-                raise ValueError(
-                    f"{name} has shape {tuple(tensor.shape)}, the engine's model wants {tuple(own[name].shape)}"
-                )
             if own[name].data_ptr() != tensor.data_ptr():
                 own[name].copy_(tensor)
         self.version = version
@@ -60,127 +60,162 @@ class NativeEngine:
         del self.model
 
     @torch.inference_mode()
-    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Completions:
-        longest = max((len(prompt.tokens) for prompt in prompts), default=0) + sampling.max_new_tokens
-        limit = position_limit(self.model)
-        if limit is not None and longest > limit:
-            raise UserError(
-                f"the longest prompt and sampling.max_new_tokens ({sampling.max_new_tokens}) make {longest} tokens, "
-                f"the model has {limit} positions; lower max_new_tokens"
-            )
-        total = sum(len(prompt.keys) for prompt in prompts)
-        tokens: list[list[int]] = [[] for _ in range(total)]
-        logprobs: list[list[float]] = [[] for _ in range(total)]
-        reasons = ["length"] * total
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, measures: Collection[str] = ()) -> Completions:
+        check_request(prompts, sampling, measures, position_limit(self.model))
         training = self.model.training
         self.model.eval()
-        for chunk, first_rows in _chunks(prompts, self.rows):
-            for row, row_tokens, row_logprobs, reason in self._decode(chunk, first_rows, sampling):
-                tokens[row], logprobs[row], reasons[row] = row_tokens, row_logprobs, reason
-        self.model.train(training)
-        return Completions(tokens, logprobs, reasons, self.version)
+        try:
+            with fast_attention(self.model):
+                results = self._decode(prompts, sampling, tuple(measures))
+        finally:
+            self.model.train(training)
+        return results.completions(self.version)
 
-    def _decode(
-        self, prompts: list[Prompt], first_rows: list[int], sampling: Sampling
-    ) -> Iterator[tuple[int, list[int], list[float], str]]:
-        device = next(self.model.parameters()).device
-        logits_P_V, cache, lengths_P = self._prefill([prompt.tokens for prompt in prompts], device)
-        repeats_P = torch.tensor([len(prompt.keys) for prompt in prompts], device=device)
-        prompt_B = torch.arange(len(prompts), device=device).repeat_interleave(repeats_P)
-        cache.batch_select_indices(prompt_B)
-        logits_B_V, lengths_B = logits_P_V[prompt_B], lengths_P[prompt_B]
-        width = int(lengths_P.max())
-        columns = torch.arange(width, device=device)
-        mask_B_T = (columns >= width - lengths_B[:, None]).long()
+    def _decode(self, prompts: Sequence[Prompt], sampling: Sampling, measures: tuple[str, ...]) -> _Results:
+        waiting = _by_length(prompts)
+        longest = max((len(prompt.tokens) for prompt in prompts), default=0)
+        capacity = max(1, min(len(waiting), self.params.cache_tokens // (longest + sampling.max_new_tokens)))
+        results = _Results(len(waiting), capacity, sampling.max_new_tokens, measures)
+        decoder = decoder_for(self.model, capacity, longest, sampling.max_new_tokens, self.tokenizer.pad_token_id)
+        stops = _Stops(self.end_ids, sampling, self.tokenizer)
+        rows = _Rows.none()
+        tokens_B = torch.zeros(0, dtype=torch.long)
+        while len(waiting) or len(rows):
+            free = capacity - len(rows)
+            if len(waiting) and (free >= _REFILL * capacity or not len(rows)):
+                taken, waiting = waiting[:free], waiting[free:]
+                read, prompt_of_row = np.unique(taken[:, 0], return_inverse=True)
+                logits_P_V = decoder.prefill([prompts[index].tokens for index in read])
+                new = _Rows.of(prompts, taken, results)
+                logits_B_V = logits_P_V[torch.from_numpy(prompt_of_row).to(logits_P_V.device)]
+                new_tokens_B, alive_B = self._draw(logits_B_V, new, sampling, stops, results)
+                decoder.admit(prompt_of_row[alive_B])
+                rows = rows.join(new.take(np.flatnonzero(alive_B)))
+                alive_B = torch.from_numpy(alive_B).to(new_tokens_B.device)
+                tokens_B = torch.cat([tokens_B.to(new_tokens_B.device), new_tokens_B[alive_B]])
+                continue
+            tokens_B, alive_B = self._draw(decoder.step(tokens_B), rows, sampling, stops, results)
+            if not alive_B.all():
+                order = decoder.keep(alive_B)
+                rows, tokens_B = rows.take(order), tokens_B[torch.from_numpy(order).to(tokens_B.device)]
+        return results
 
-        keys_B = np.array([key for prompt in prompts for key in prompt.keys], dtype=np.uint64)
-        rows_B = np.array(
-            [first + i for prompt, first in zip(prompts, first_rows, strict=True) for i in range(len(prompt.keys))]
+    def _draw(
+        self, logits_B_V: Tensor, rows: _Rows, sampling: Sampling, stops: _Stops, results: _Results
+    ) -> tuple[Tensor, np.ndarray]:
+        """The next token of every row, noted in `results`; and which rows go on after it."""
+        logp_B_V = log_distribution(logits_B_V, sampling)
+        tokens_B, logp_B = draw(logp_B_V, uniforms(rows.keys, rows.drawn))
+        numbers = [logp_B, *(measure(name, logp_B_V) for name in results.measures)]
+        results.note(rows, tokens_B.cpu().numpy(), torch.stack(numbers).cpu().numpy())
+        rows.drawn += 1
+        stopped_B = stops.at_end(results, rows)
+        ended_B = stopped_B | (rows.drawn == sampling.max_new_tokens)
+        results.close(rows.take(np.flatnonzero(ended_B)), stopped_B[ended_B])
+        return tokens_B, ~ended_B
+
+
+def end_ids(model: Any, tokenizer: Any) -> list[int]:
+    """The tokens that end a completion: the tokenizer's, and those of the model's generation_config.json."""
+    config = getattr(model, "generation_config", None)
+    more = getattr(config, "eos_token_id", None) or []
+    return sorted({tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])})
+
+
+@dataclass
+class _Rows:
+    """The samples that are decoded now, as arrays (B,)."""
+
+    keys: np.ndarray  # of their randomness, uint64
+    samples: np.ndarray  # which result each is
+    lines: np.ndarray  # where its tokens are collected
+    drawn: np.ndarray  # tokens drawn so far
+
+    @classmethod
+    def none(cls) -> _Rows:
+        empty = np.zeros(0, dtype=np.int64)
+        return cls(empty.astype(np.uint64), empty, empty, empty)
+
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt], taken: np.ndarray, results: _Results) -> _Rows:
+        keys = np.array([prompts[prompt].keys[sample] for prompt, sample, _ in taken], dtype=np.uint64)
+        return cls(keys, taken[:, 2], results.lines(len(taken)), np.zeros(len(taken), dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def take(self, index: np.ndarray) -> _Rows:
+        return _Rows(self.keys[index], self.samples[index], self.lines[index], self.drawn[index])
+
+    def join(self, other: _Rows) -> _Rows:
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return _Rows(*(np.concatenate(pair) for pair in pairs))
+
+
+class _Results:
+    """Tokens and numbers of the samples: rows being decoded share `capacity` lines, ended ones become lists."""
+
+    def __init__(self, total: int, capacity: int, limit: int, measures: tuple[str, ...]) -> None:
+        self.measures = measures
+        self.tokens = np.zeros((capacity, limit), dtype=np.int64)
+        self._numbers = np.zeros((1 + len(measures), capacity, limit), dtype=np.float32)
+        self._free = list(range(capacity))
+        self._ended: list[tuple[list[int], list[list[float]], str]] = [([], [], "")] * total
+
+    def lines(self, count: int) -> np.ndarray:
+        """Free lines for `count` new rows."""
+        taken, self._free = self._free[:count], self._free[count:]
+        return np.array(taken, dtype=np.int64)
+
+    def note(self, rows: _Rows, tokens_B: np.ndarray, numbers_N_B: np.ndarray) -> None:
+        """Write down what was drawn as the next token of each row."""
+        self.tokens[rows.lines, rows.drawn] = tokens_B
+        self._numbers[:, rows.lines, rows.drawn] = numbers_N_B
+
+    def close(self, rows: _Rows, stopped_B: np.ndarray) -> None:
+        for sample, line, count, stopped in zip(rows.samples, rows.lines, rows.drawn, stopped_B, strict=True):
+            numbers = self._numbers[:, line, :count].tolist()
+            self._ended[sample] = (self.tokens[line, :count].tolist(), numbers, "stop" if stopped else "length")
+        self._free += rows.lines.tolist()
+
+    def completions(self, version: int) -> Completions:
+        measures = {
+            name: [numbers[1 + index] for _, numbers, _ in self._ended] for index, name in enumerate(self.measures)
+        }
+        return Completions(
+            [tokens for tokens, _, _ in self._ended],
+            [numbers[0] for _, numbers, _ in self._ended],
+            [reason for _, _, reason in self._ended],
+            version,
+            measures,
         )
-        count, limit = len(keys_B), sampling.max_new_tokens
-        tokens_R_L = np.zeros((count, limit), dtype=np.int64)
-        logprobs_R_L = np.zeros((count, limit), dtype=np.float32)
-        lengths_R = np.full(count, limit)
-        stopped_R = np.zeros(count, dtype=bool)
-        row_B = np.arange(count)  # which result row each row of the shrinking batch is
-        alive_B = np.ones(count, dtype=bool)
-
-        for position in range(limit):
-            drawn_B, logp_B = draw(logits_B_V, uniforms(keys_B[row_B], position), sampling.temperature)
-            tokens_R_L[row_B, position] = drawn_B.cpu().numpy()
-            logprobs_R_L[row_B, position] = logp_B.cpu().numpy()
-            ended_B = alive_B & np.isin(tokens_R_L[row_B, position], self.end_ids)
-            stopped_R[row_B[ended_B]] = True
-            lengths_R[row_B[ended_B]] = position + 1
-            alive_B = alive_B & ~ended_B
-            if position + 1 == limit or not alive_B.any():
-                break
-            if alive_B.mean() < _COMPACT_BELOW:
-                keep = torch.from_numpy(np.flatnonzero(alive_B)).to(device)
-                cache.batch_select_indices(keep)
-                drawn_B, mask_B_T, lengths_B = drawn_B[keep], mask_B_T[keep], lengths_B[keep]
-                row_B, alive_B = row_B[alive_B], alive_B[alive_B]
-            mask_B_T = torch.cat([mask_B_T, mask_B_T.new_ones(len(mask_B_T), 1)], dim=1)
-            logits_B_V = self.model(
-                input_ids=drawn_B[:, None],
-                attention_mask=mask_B_T,
-                position_ids=(lengths_B + position)[:, None],
-                past_key_values=cache,
-                use_cache=True,
-            ).logits[:, -1]
-
-        for index, row in enumerate(rows_B):
-            end = lengths_R[index]
-            reason = "stop" if stopped_R[index] else "length"
-            yield int(row), tokens_R_L[index, :end].tolist(), logprobs_R_L[index, :end].tolist(), reason
-
-    def _prefill(self, prompts: list[list[int]], device: torch.device):
-        from transformers import DynamicCache
-
-        lengths = [len(tokens) for tokens in prompts]
-        width = max(lengths)
-        tokens_P_T = torch.tensor([[self.pad_id] * (width - len(tokens)) + tokens for tokens in prompts], device=device)
-        lengths_P = torch.tensor(lengths, device=device)
-        mask_P_T = (torch.arange(width, device=device) >= width - lengths_P[:, None]).long()
-        cache = DynamicCache()
-        logits_P_V = self.model(
-            input_ids=tokens_P_T,
-            attention_mask=mask_P_T,
-            position_ids=(mask_P_T.cumsum(1) - 1).clamp(min=0),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
-        return logits_P_V, cache, lengths_P
 
 
-def draw(logits_B_V: Tensor, uniforms_B: np.ndarray, temperature: float) -> tuple[Tensor, Tensor]:
-    """Inverse-CDF sampling from softmax(logits / temperature).
+class _Stops:
+    """What ends a completion: tokens, and texts wherever the tokens cut them."""
 
-    Returns the token ids (B,) and their natural log-probs (B,), computed in float32. The token is the first whose
-    cumulative probability exceeds the uniform; rounding at the top end falls back to the likeliest token.
-    """
-    logp_B_V = torch.log_softmax(logits_B_V.float() / temperature, dim=-1)
-    cdf_B_V = logp_B_V.exp().cumsum(dim=-1)
-    u_B = torch.from_numpy(uniforms_B.astype(np.float32)).to(logits_B_V.device)
-    tokens_B = (cdf_B_V <= u_B[:, None]).sum(dim=-1)
-    tokens_B = torch.where(tokens_B < logp_B_V.shape[-1], tokens_B, logp_B_V.argmax(dim=-1))
-    return tokens_B, logp_B_V.gather(-1, tokens_B[:, None])[:, 0]
+    def __init__(self, ids: Sequence[int], sampling: Sampling, tokenizer: Any) -> None:
+        self.ids = np.array(sorted({*ids, *sampling.stop_ids}))
+        self.texts, self.tokenizer = sampling.stop, tokenizer
+        self._tail = max((len(text.encode()) for text in self.texts), default=0) + 4
+        """Tokens that a stop text can reach back, at a byte each; 4 more, as a tail may begin inside a character."""
+
+    def at_end(self, results: _Results, rows: _Rows) -> np.ndarray:
+        """stopped_B: whether the newest token of each row ends its completion."""
+        stopped_B = np.isin(results.tokens[rows.lines, rows.drawn - 1], self.ids)
+        if self.texts:
+            tails = [
+                results.tokens[line, max(0, count - self._tail) : count]
+                for line, count in zip(rows.lines, rows.drawn, strict=True)
+            ]
+            decoded = self.tokenizer.batch_decode(tails, skip_special_tokens=False)
+            stopped_B |= np.array([any(text in tail for text in self.texts) for tail in decoded])
+        return stopped_B
 
 
-def _chunks(prompts: Sequence[Prompt], rows: int) -> Iterator[tuple[list[Prompt], list[int]]]:
-    """Prompts in order of length, cut so that a chunk has at most `rows` samples, each with its first result row."""
-    first_rows = np.concatenate([[0], np.cumsum([len(prompt.keys) for prompt in prompts])])
+def _by_length(prompts: Sequence[Prompt]) -> np.ndarray:
+    """(prompt, sample of it, number of the result) of every sample wanted, shortest prompts first."""
+    first = np.cumsum([0, *(len(prompt.keys) for prompt in prompts)])
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index].tokens))
-    chunk: list[int] = []
-    filled = 0
-    for index in order:
-        if not prompts[index].tokens:
-            raise ValueError("a prompt without tokens cannot be sampled from")
-        if chunk and filled + len(prompts[index].keys) > rows:
-            yield [prompts[i] for i in chunk], [int(first_rows[i]) for i in chunk]
-            chunk, filled = [], 0
-        chunk.append(index)
-        filled += len(prompts[index].keys)
-    if chunk:
-        yield [prompts[i] for i in chunk], [int(first_rows[i]) for i in chunk]
+    wanted = [(index, sample, first[index] + sample) for index in order for sample in range(len(prompts[index].keys))]
+    return np.array(wanted, dtype=np.int64).reshape(-1, 3)

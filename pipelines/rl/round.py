@@ -53,7 +53,7 @@ def run_round(
     stage: name that enters the randomness of every sample ("rl@1"). scratch: where checkpoints and rollouts are kept.
     """
     pad_id = tokenizer.pad_token_id
-    engine = NativeEngine(policy, [tokenizer.eos_token_id], pad_id)
+    engine = NativeEngine(policy, tokenizer)
     trainer = Trainer(
         policy, _components(params.loss), params.optimiser, params.steps * params.updates_per_step, pad_id
     )

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from pipelines.generation.settings import Sampling
+from pipelines.generation.settings import FullSupportSampling
 from pipelines.settings import Strict
 from pipelines.training.settings import Optimiser
 
@@ -53,7 +53,7 @@ class RoundParams(Strict):
     updates_per_step: int = Field(
         ge=1, description="optimiser steps a batch is split into; above 1 the clip takes effect"
     )
-    sampling: Sampling
+    sampling: FullSupportSampling
     loss: PolicyLoss
     advantage: Advantage
     reward: RewardWeights

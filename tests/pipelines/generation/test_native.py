@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from pipelines.errors import UserError
+from pipelines.generation.draw import draw
 from pipelines.generation.engine import Prompt, sample_key
-from pipelines.generation.native import NativeEngine, draw
+from pipelines.generation.native import NativeEngine
 from pipelines.generation.randomness import uniforms
-from pipelines.generation.settings import Sampling
+from pipelines.generation.settings import NativeEngineParams, Sampling
+
+ENDS_AT_1 = SimpleNamespace(eos_token_id=1, pad_token_id=0)
 
 
 def prompts(count: int = 6, samples: int = 3) -> list[Prompt]:
@@ -26,7 +31,7 @@ def prompts(count: int = 6, samples: int = 3) -> list[Prompt]:
 
 def test_logprobs_are_those_of_a_plain_forward_pass(tiny_model):
     model = tiny_model()
-    drawn = NativeEngine(model, [1], 0).generate(prompts(), Sampling(temperature=0.7, max_new_tokens=12))
+    drawn = NativeEngine(model, ENDS_AT_1).generate(prompts(), Sampling(temperature=0.7, max_new_tokens=12))
     expanded = [prompt.tokens for prompt in prompts() for _ in prompt.keys]
     for prompt, tokens, logprobs in zip(expanded, drawn.tokens, drawn.logprobs, strict=True):
         with torch.no_grad():
@@ -36,7 +41,9 @@ def test_logprobs_are_those_of_a_plain_forward_pass(tiny_model):
 
 
 def test_a_completion_ends_with_the_first_end_token_or_at_the_limit(tiny_model):
-    drawn = NativeEngine(tiny_model(), [1, 2, 3], 0).generate(prompts(12), Sampling(temperature=1.0, max_new_tokens=9))
+    drawn = NativeEngine(tiny_model(), ENDS_AT_1).generate(
+        prompts(12), Sampling(temperature=1.0, max_new_tokens=9, stop_ids=[2, 3])
+    )
     assert set(drawn.finish_reasons) == {"stop", "length"}
     for tokens, reason in zip(drawn.tokens, drawn.finish_reasons, strict=True):
         assert not set(tokens[:-1]) & {1, 2, 3}
@@ -47,9 +54,9 @@ def test_a_completion_ends_with_the_first_end_token_or_at_the_limit(tiny_model):
 def test_samples_do_not_depend_on_order_or_on_the_rows_decoded_side_by_side(tiny_model):
     model, asked = tiny_model(), prompts(8)
     sampling = Sampling(temperature=1.0, max_new_tokens=10)
-    together = NativeEngine(model, [1], 0).generate(asked, sampling)
-    backwards = NativeEngine(model, [1], 0).generate(asked[::-1], sampling)
-    few = NativeEngine(model, [1], 0, rows=4).generate(asked, sampling)
+    together = NativeEngine(model, ENDS_AT_1).generate(asked, sampling)
+    backwards = NativeEngine(model, ENDS_AT_1).generate(asked[::-1], sampling)
+    few = NativeEngine(model, ENDS_AT_1, NativeEngineParams(name="native", cache_tokens=84)).generate(asked, sampling)
     by_prompt = [together.tokens[i : i + 3] for i in range(0, 24, 3)]
     assert [backwards.tokens[i : i + 3] for i in range(0, 24, 3)][::-1] == by_prompt
     assert few.tokens == together.tokens
@@ -57,15 +64,15 @@ def test_samples_do_not_depend_on_order_or_on_the_rows_decoded_side_by_side(tiny
 
 def test_loaded_weights_are_the_ones_that_sample(tiny_model):
     sampling = Sampling(temperature=1.0, max_new_tokens=8)
-    engine = NativeEngine(tiny_model(0), [1], 0)
+    engine = NativeEngine(tiny_model(0), ENDS_AT_1)
     engine.load(tiny_model(1).state_dict(), version=7)
     drawn = engine.generate(prompts(), sampling)
     assert drawn.policy_version == 7
-    assert drawn.logprobs == NativeEngine(tiny_model(1), [1], 0).generate(prompts(), sampling).logprobs
+    assert drawn.logprobs == NativeEngine(tiny_model(1), ENDS_AT_1).generate(prompts(), sampling).logprobs
 
 
 def test_weights_that_do_not_fit_are_refused(tiny_model):
-    engine = NativeEngine(tiny_model(), [1], 0)
+    engine = NativeEngine(tiny_model(), ENDS_AT_1)
     weights = dict(tiny_model().state_dict())
     name = "model.norm.weight"
     with pytest.raises(ValueError, match="weight has shape"):
@@ -77,22 +84,22 @@ def test_weights_that_do_not_fit_are_refused(tiny_model):
 
 def test_a_completion_that_does_not_fit_the_model_is_refused(tiny_model):
     with pytest.raises(UserError, match="the model has 128 positions; lower max_new_tokens"):
-        NativeEngine(tiny_model(), [1], 0).generate(prompts(), Sampling(temperature=1.0, max_new_tokens=127))
+        NativeEngine(tiny_model(), ENDS_AT_1).generate(prompts(), Sampling(temperature=1.0, max_new_tokens=127))
 
 
 def test_draw_follows_the_distribution():
     probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])
     count = 20_000
     u = uniforms(np.arange(count, dtype=np.uint64), 0)
-    tokens, logprobs = draw(probabilities.log().expand(count, 4), u, 1.0)
+    tokens, logprobs = draw(probabilities.log().expand(count, 4), u)
     shares = np.bincount(tokens.numpy(), minlength=4) / count
     np.testing.assert_allclose(shares, probabilities.numpy(), atol=4 * (0.25 / count) ** 0.5)  # four standard errors
     np.testing.assert_allclose(logprobs.exp().numpy(), probabilities[tokens].numpy(), rtol=1e-5)
 
 
 def test_draw_takes_the_token_whose_interval_holds_the_uniform():
-    logits = torch.tensor([[0.25, 0.5, 0.25]]).log().expand(4, 3)
-    tokens, _ = draw(logits, np.array([0.0, 0.2, 0.3, 0.8]), 1.0)
+    logp = torch.tensor([[0.25, 0.5, 0.25]]).log().expand(4, 3)
+    tokens, _ = draw(logp, np.array([0.0, 0.2, 0.3, 0.8]))
     assert tokens.tolist() == [0, 0, 1, 2]
 
 
