@@ -53,7 +53,7 @@ class NativeEngineParams(Strict):
     name: Literal["native"]
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="number format while sampling")
     cache_tokens: int = Field(
-        default=65536, ge=1, description="keys and values held at once, in tokens; speed and memory only"
+        default=16384, ge=1, description="keys and values held at once, in tokens; speed and memory only"
     )
 
 

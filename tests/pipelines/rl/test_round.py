@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipelines.generation.rollouts import EncodedProblems
-from pipelines.generation.settings import Sampling
+from pipelines.generation.settings import FullSupportSampling
 from pipelines.rl.round import run_round
 from pipelines.rl.settings import Advantage, PolicyLoss, RewardWeights, RoundParams
 from pipelines.training.settings import Optimiser
@@ -16,7 +16,7 @@ SETTINGS = {
     "problems_per_step": 4,
     "group_size": 4,
     "updates_per_step": 2,
-    "sampling": Sampling(temperature=1.0, max_new_tokens=4),
+    "sampling": FullSupportSampling(temperature=1.0, max_new_tokens=4),
     "loss": PolicyLoss(clip_low=0.2, clip_high=0.28, kl=0.0),
     "advantage": Advantage(scale="none"),
     "reward": RewardWeights(verifier=1.0, reward_model=0.0),
@@ -156,7 +156,7 @@ def test_every_switch_changes_the_result(tiny_model, tmp_path):
         "scale": {"advantage": Advantage(scale="group_std")},
         "updates": {"updates_per_step": 1},
         "model": {"reward": RewardWeights(verifier=1.0, reward_model=1.0), "reward_model": Scorer()},
-        "temperature": {"sampling": Sampling(temperature=0.7, max_new_tokens=4)},
+        "temperature": {"sampling": FullSupportSampling(temperature=0.7, max_new_tokens=4)},
         "seed": {"seed": 1},
         "stage": {"stage": "rl@2"},
         "group_size": {"group_size": 8},

@@ -19,7 +19,7 @@ import torch
 
 from pipelines.distill.settings import DistillationParams
 from pipelines.distill.train import distill
-from pipelines.generation.settings import Sampling
+from pipelines.generation.settings import FullSupportSampling
 from pipelines.reward.train import train_reward_model
 from pipelines.sft.train import fine_tune
 from pipelines.training import checkpoint
@@ -71,7 +71,7 @@ def rl(make, scratch: Path, report) -> torch.nn.Module:
         problems_per_step=4,
         group_size=4,
         updates_per_step=2,
-        sampling=Sampling(temperature=1.0, max_new_tokens=4),
+        sampling=FullSupportSampling(temperature=1.0, max_new_tokens=4),
         loss=PolicyLoss(clip_low=0.2, clip_high=0.28, kl=0.1),
         advantage=Advantage(scale="none"),
         reward=RewardWeights(verifier=1.0, reward_model=0.0),
