@@ -3,13 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONHASHSEED := 0
 
-.PHONY: run test lint bench clean
+.PHONY: run test test-long lint bench clean
 
 run: .venv/installed
 	$(BIN)/ratchet run
 
 test: .venv/installed-dev lint
 	$(BIN)/python -m pytest
+
+test-long: .venv/installed-dev
+	$(BIN)/python -m pytest -m long
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

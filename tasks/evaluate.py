@@ -31,9 +31,9 @@ def checkpoints(rounds: Mapping[str, Round], teacher: str) -> tuple[dict[str, st
     directories |= {"student": "data/distill"}
     names = {directory: name for name, directory in directories.items()}
     parents = {"sft": "base"}
-    parents |= {f"rl@{key}": names[round_.init.rstrip("/")] for key, round_ in rounds.items()}
-    parents |= {"student": names[teacher.rstrip("/")]}
-    return directories, parents
+    parents |= {f"rl@{key}": names.get(round_.init) for key, round_ in rounds.items()}
+    parents |= {"student": names.get(teacher)}
+    return directories, {name: parent for name, parent in parents.items() if parent}  # others come from elsewhere
 
 
 def compute(stage: Execution) -> None:
@@ -62,6 +62,7 @@ def compute(stage: Execution) -> None:
     for number, (name, directory) in enumerate(directories.items()):
         note = f"{name}, checkpoint {number + 1} of {len(directories)}"
         samples[name], parameters[name] = sample_checkpoint(
+            stage.engine,
             stage.input(directory),
             name,
             problems,

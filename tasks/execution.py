@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.errors import UserError
+from pipelines.generation.settings import EngineParams
 from tasks import digests
 from tasks.graph import Node
 from tasks.recording import Recorder
@@ -46,6 +47,11 @@ class Execution:
         self._progress_path = Path(".ratchet/progress") / f"{node.name}.json"
         self._progress_path.unlink(missing_ok=True)  # what an earlier execution said is not true of this one
         self._written = self._printed = 0.0
+
+    @property
+    def engine(self) -> EngineParams:
+        """What samples, for the stages that declare it."""
+        return self.settings.engine
 
     def input(self, directory: str) -> Path:
         """The path of a declared input, or of something inside one. Raises UserError for anything else."""

@@ -13,6 +13,7 @@ class Params(RoundParams):
 
 def compute(stage: Execution) -> None:
     from pipelines.base.architectures import load_model, load_tokenizer, save_checkpoint
+    from pipelines.generation.engines import engine_of_policy
     from pipelines.generation.rollouts import encode_problems
     from pipelines.records import PROBLEM, ROLLOUT, read, write
     from pipelines.rewards.model import RewardModel
@@ -23,9 +24,11 @@ def compute(stage: Execution) -> None:
     start = stage.input(stage.settings.rounds[stage.key].init)
     problems = read(stage.input("data/filter") / "problems.parquet", PROBLEM)
     policy, tokenizer = load_model(start), load_tokenizer(start)
+    engine = engine_of_policy(stage.engine, policy, tokenizer, start, is_adapted=params.lora is not None)
     history, rollouts = run_round(
         policy,
         tokenizer,
+        engine,
         encode_problems(tokenizer, problems),
         params,
         reward_model=RewardModel.load(stage.input("data/reward")) if params.reward.reward_model > 0 else None,

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 def verified_samples(stage: Execution, checkpoint: Path, problems: pa.Table) -> pa.Table:
     """`params.samples` rollouts per problem under `params.sampling`, problem-major, as a table of records.ROLLOUT."""
-    from pipelines.generation.native import NativeEngine
+    from pipelines.generation.engines import open_engine
     from pipelines.generation.rollouts import encode_problems, rollout_table, sample_in_parts
     from pipelines.records import ROLLOUT, read, write
 
     drawn = stage.scratch / "samples.parquet"
     if drawn.exists():
         return read(drawn, ROLLOUT)
-    engine = NativeEngine.open(checkpoint)
+    engine = open_engine(stage.engine, checkpoint)
     rollouts = sample_in_parts(
         engine,
         engine.tokenizer,
@@ -31,6 +31,7 @@ def verified_samples(stage: Execution, checkpoint: Path, problems: pa.Table) -> 
         stage=stage.name,
         progress=stage.progress,
     )
+    engine.close()
     table = rollout_table(rollouts)
     writing = drawn.with_suffix(".writing")
     write(writing, table, ROLLOUT)

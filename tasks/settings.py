@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, ValidationError
 
 from pipelines.errors import UserError
+from pipelines.generation.settings import EngineParams, NativeEngineParams
 from pipelines.settings import Strict
 from tasks.yamlfile import read_yaml
 
@@ -40,6 +41,10 @@ class _TopLevel(Strict):
 
     seed: int = Field(ge=0, le=2**32 - 1, description="of everything random")
     threads: int = Field(ge=1, le=256, description="CPU threads of a stage")
+    engine: EngineParams = Field(default=NativeEngineParams(name="native"), description="what samples")
+
+
+_UNREAD = {"seed": 0, "threads": 1}  # stand for what a stage does not declare and so cannot read
 
 
 class Settings:
@@ -49,7 +54,7 @@ class Settings:
     """
 
     def __init__(
-        self, top: Mapping[str, int], sections: Mapping[str, BaseModel], rounds: Mapping[str, Round] | None
+        self, top: Mapping[str, Any], sections: Mapping[str, BaseModel], rounds: Mapping[str, Round] | None
     ) -> None:
         self._top, self._sections, self._rounds = dict(top), dict(sections), rounds
 
@@ -60,6 +65,10 @@ class Settings:
     @property
     def threads(self) -> int:
         return self._declared(self._top, "threads")
+
+    @property
+    def engine(self) -> EngineParams:
+        return self._declared(self._top, "engine")
 
     @property
     def rounds(self) -> dict[str, Round]:
@@ -88,10 +97,10 @@ def load_params(root: Path | str, only: Collection[str] | None = None) -> Settin
     groups = [group for group in _groups(graph) if only is None or any(_within(key, group) for key in only)]
     models = {group: stage_params(group) for group in groups}
     problems = [] if only is not None else _unknown(document, [*_TopLevel.model_fields, "rounds", *models], "")
-    top = {name: document[name] for name in _TopLevel.model_fields if name in document}
     wanted_top = [name for name in _TopLevel.model_fields if only is None or name in only]
-    _, found = _validate(_TopLevel, top, "")
-    problems += [problem for problem in found if problem[0] in wanted_top]
+    given = {name: document[name] for name in wanted_top if name in document}
+    top, found = _validate(_TopLevel, {**({} if only is None else _UNREAD), **given}, "")
+    problems += found
     sections = {}
     for name, model in models.items():
         if name not in document and model.model_fields:
@@ -105,7 +114,7 @@ def load_params(root: Path | str, only: Collection[str] | None = None) -> Settin
         problems += _dangling(document, graph, root)
     if problems:
         raise UserError(_screen(problems))
-    return Settings({name: top[name] for name in wanted_top}, sections, rounds)
+    return Settings({name: getattr(top, name) for name in wanted_top}, sections, rounds)
 
 
 def values(root: Path | str, keys: Collection[str]) -> dict[str, Any]:

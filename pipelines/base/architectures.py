@@ -89,6 +89,19 @@ def position_limit(model: PreTrainedModel) -> int | None:
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
+def parameter_count(directory: Path) -> int:
+    """How many numbers the weights of a checkpoint are, from the headers of its files; shared tensors count once."""
+    import math
+
+    from safetensors import safe_open
+
+    count = 0
+    for path in sorted(directory.glob("*.safetensors")):
+        with safe_open(path, "np") as file:
+            count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    return count
+
+
 def load_reward_model(directory: Path) -> PreTrainedModel:
     """The reward model of a checkpoint directory, in float32: a transformer with a scalar head `score`."""
     return _load(classifier_class(_model_type(directory)), directory)

@@ -38,12 +38,12 @@ def verified_sequences(rollouts: Seq[dict[str, Any]]) -> list[Sequence]:
 
 
 def kl_from_teacher(teacher: torch.nn.Module) -> TokenLoss:
-    """KL(teacher || student) of the next-token distribution per position, (B, T), natural log."""
+    """KL(teacher || student) of the next-token distribution per position, (N,), natural log."""
 
     def token_loss(outputs: Outputs, batch: MicroBatch) -> Tensor:
         with torch.no_grad():
-            teacher_B_T_V = token_outputs(teacher, batch).logprobs_B_T_V
-        return (teacher_B_T_V.exp() * (teacher_B_T_V - outputs.logprobs_B_T_V)).sum(dim=-1)
+            teacher_N_V = token_outputs(teacher, batch).logprobs_N_V
+        return (teacher_N_V.exp() * (teacher_N_V - outputs.logprobs_N_V)).sum(dim=-1)
 
     return token_loss
 
@@ -65,7 +65,7 @@ def distill(
         TokenComponent("kl_from_teacher", params.kl, "supervised", kl_from_teacher(teacher.eval())),
     ]
     chosen = [component for component in components if component.coefficient > 0]
-    trainer = Trainer(student, chosen, params.optimiser, params.steps, pad_id)
+    trainer = Trainer(student, chosen, params, params.steps, pad_id)
     batches = epochs([(sequence,) for sequence in sequences], params.batch_size, seed)
     store = CheckpointStore(scratch / "checkpoints")
     return optimise(trainer, params.steps, batches, store, params.checkpoint_every, report)

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipelines.generation.native import NativeEngine
+from pipelines.base.architectures import parameter_count
+from pipelines.generation.engines import open_engine
 from pipelines.generation.rollouts import encode_problems, rollout_table, sample_in_parts
-from pipelines.generation.settings import Sampling
+from pipelines.generation.settings import EngineParams, Sampling
 from pipelines.rewards.model import RewardModel
 
 
 def sample_checkpoint(
+    engine_params: EngineParams,
     directory: Path,
     name: str,
     problems: pa.Table,
@@ -28,7 +30,7 @@ def sample_checkpoint(
     Samples of two checkpoints share no randomness: `name` enters every key. reward_parts holds "verifier" and, with a
     reward model, its raw score under "reward_model".
     """
-    engine = NativeEngine.open(directory)
+    engine = open_engine(engine_params, directory)
     rows = sample_in_parts(
         engine,
         engine.tokenizer,
@@ -39,8 +41,9 @@ def sample_checkpoint(
         stage=f"evaluate/{name}",
         progress=progress,
     )
+    engine.close()
     if reward_model is not None:
         scores_R = reward_model.scores([row["tokens"] for row in rows])
         for row, score in zip(rows, scores_R, strict=True):
             row["reward_parts"] = [*row["reward_parts"], ("reward_model", float(score))]
-    return rollout_table(rows), sum(parameter.numel() for parameter in engine.model.parameters())
+    return rollout_table(rows), parameter_count(directory)

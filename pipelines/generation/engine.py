@@ -53,12 +53,16 @@ class Engine(Protocol):
         measures: of the distribution each token was drawn from, in nats; "entropy" is -sum p log p, "self_certainty"
         is KL(uniform || p) (Kang et al. 2025, "Scalable best-of-N selection via self-certainty", eq. 9).
         Raises UserError when a prompt and max_new_tokens exceed the model's positions, ValueError for a prompt without
-        tokens and for an unknown measure.
+        tokens and for an unknown measure, FloatingPointError when the model predicts NaN or infinity.
         """
         ...
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Sample from `weights` from now on. A missing, extra or misshapen tensor raises ValueError."""
+        """Sample from `weights`, a state dict, from now on.
+
+        Raises ValueError for a missing, extra or misshapen tensor; the second name of a tied tensor may be missing.
+        Raises RuntimeError when the engine is found to sample from other weights afterwards.
+        """
 
     def close(self) -> None: ...
 
@@ -86,14 +90,31 @@ def check_request(
         )
 
 
-def check_weights(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless `weights` has the names and shapes of `own`."""
-    if own.keys() != weights.keys():
-        raise ValueError(
-            f"these weights do not fit the model: differing names {sorted(own.keys() ^ weights.keys())[:5]}"
-        )
+def tied_names(own: Mapping[str, Tensor]) -> dict[str, str]:
+    """Of a state dict, every name whose tensor an earlier name holds already, and that name (a tied output head)."""
+    first: dict[tuple[int, tuple[int, ...]], str] = {}
+    names = {name: first.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name) for name, tensor in own.items()}
+    return {name: holder for name, holder in names.items() if name != holder}
+
+
+def fitting_weights(
+    own: Mapping[str, Tensor], weights: Mapping[str, Tensor], tied: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """`weights` for a model with the state dict `own`, every tensor once: those of the names `tied` are left out.
+
+    A tied tensor may be missing. Raises ValueError unless the other names and all shapes are those of `own`, and for a
+    tied tensor that is not the one it is tied to.
+    """
+    optional = {name for name, holder in tied.items() if holder in weights}
+    if differing := (own.keys() ^ weights.keys()) - optional:
+        raise ValueError(f"these weights do not fit the model: differing names {sorted(differing)[:5]}")
     for name, tensor in weights.items():
         if own[name].shape != tensor.shape:
             raise ValueError(
                 f"{name} has shape {tuple(tensor.shape)}, the engine's model wants {tuple(own[name].shape)}"
             )
+    for name in optional & weights.keys():
+        one, other = weights[name], weights[tied[name]]
+        if one.data_ptr() != other.data_ptr() and not one.equal(other):
+            raise ValueError(f"{name} and {tied[name]} are one tensor in the model, these weights have two")
+    return {name: tensor for name, tensor in weights.items() if name not in tied}

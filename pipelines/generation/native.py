@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,16 @@ from torch import Tensor
 from pipelines.base.architectures import position_limit
 from pipelines.generation.decoders import decoder_for, fast_attention
 from pipelines.generation.draw import draw, log_distribution, measure
-from pipelines.generation.engine import Completions, Prompt, check_request, check_weights
+from pipelines.generation.engine import Completions, Prompt, check_request, fitting_weights, tied_names
 from pipelines.generation.randomness import uniforms
 from pipelines.generation.settings import NativeEngineParams, Sampling
 
 _REFILL = 0.25  # share of the rows that must be free before waiting samples are read: a prefill is a call of its own
+
+NOT_A_DISTRIBUTION = (
+    "the model predicts NaN or infinity: its weights are damaged, training has diverged, or the number format of the "
+    "engine is too small for it; go back to an earlier checkpoint or set the engine's dtype to float32"
+)
 
 
 class NativeEngine:
@@ -50,8 +56,7 @@ class NativeEngine:
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         own = self.model.state_dict()
-        check_weights(own, weights)
-        for name, tensor in weights.items():
+        for name, tensor in fitting_weights(own, weights, tied_names(own)).items():
             if own[name].data_ptr() != tensor.data_ptr():
                 own[name].copy_(tensor)
         self.version = version
@@ -65,7 +70,7 @@ class NativeEngine:
         training = self.model.training
         self.model.eval()
         try:
-            with fast_attention(self.model):
+            with fast_attention(self.model), _uncompiled(self.model):
                 results = self._decode(prompts, sampling, tuple(measures))
         finally:
             self.model.train(training)
@@ -77,7 +82,7 @@ class NativeEngine:
         capacity = max(1, min(len(waiting), self.params.cache_tokens // (longest + sampling.max_new_tokens)))
         results = _Results(len(waiting), capacity, sampling.max_new_tokens, measures)
         decoder = decoder_for(self.model, capacity, longest, sampling.max_new_tokens, self.tokenizer.pad_token_id)
-        stops = _Stops(self.end_ids, sampling, self.tokenizer)
+        stops = Stops(self.end_ids, sampling, self.tokenizer)
         rows = _Rows.none()
         tokens_B = torch.zeros(0, dtype=torch.long)
         while len(waiting) or len(rows):
@@ -101,18 +106,28 @@ class NativeEngine:
         return results
 
     def _draw(
-        self, logits_B_V: Tensor, rows: _Rows, sampling: Sampling, stops: _Stops, results: _Results
+        self, logits_B_V: Tensor, rows: _Rows, sampling: Sampling, stops: Stops, results: _Results
     ) -> tuple[Tensor, np.ndarray]:
         """The next token of every row, noted in `results`; and which rows go on after it."""
         logp_B_V = log_distribution(logits_B_V, sampling)
         tokens_B, logp_B = draw(logp_B_V, uniforms(rows.keys, rows.drawn))
-        numbers = [logp_B, *(measure(name, logp_B_V) for name in results.measures)]
-        results.note(rows, tokens_B.cpu().numpy(), torch.stack(numbers).cpu().numpy())
+        measures = [measure(name, logp_B_V) for name in results.measures]
+        numbers_N_B = torch.stack([logp_B, *measures]).cpu().numpy()
+        if not np.isfinite(numbers_N_B[0]).all():
+            raise FloatingPointError(NOT_A_DISTRIBUTION)
+        results.note(rows, tokens_B.cpu().numpy(), numbers_N_B)
         rows.drawn += 1
         stopped_B = stops.at_end(results, rows)
         ended_B = stopped_B | (rows.drawn == sampling.max_new_tokens)
         results.close(rows.take(np.flatnonzero(ended_B)), stopped_B[ended_B])
         return tokens_B, ~ended_B
+
+
+def _uncompiled(model: Any) -> AbstractContextManager[Any]:
+    """Decoding changes shape at every step, which a compiled backbone would be compiled anew for."""
+    if model.base_model._compiled_call_impl is None:
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 def end_ids(model: Any, tokenizer: Any) -> list[int]:
@@ -191,26 +206,36 @@ class _Results:
         )
 
 
-class _Stops:
+class Stops:
     """What ends a completion: tokens, and texts wherever the tokens cut them."""
 
     def __init__(self, ids: Sequence[int], sampling: Sampling, tokenizer: Any) -> None:
         self.ids = np.array(sorted({*ids, *sampling.stop_ids}))
         self.texts, self.tokenizer = sampling.stop, tokenizer
-        self._tail = max((len(text.encode()) for text in self.texts), default=0) + 4
+        self._reach = max((len(text.encode()) for text in self.texts), default=0) + 4
         """Tokens that a stop text can reach back, at a byte each; 4 more, as a tail may begin inside a character."""
 
     def at_end(self, results: _Results, rows: _Rows) -> np.ndarray:
         """stopped_B: whether the newest token of each row ends its completion."""
         stopped_B = np.isin(results.tokens[rows.lines, rows.drawn - 1], self.ids)
         if self.texts:
-            tails = [
-                results.tokens[line, max(0, count - self._tail) : count]
-                for line, count in zip(rows.lines, rows.drawn, strict=True)
-            ]
-            decoded = self.tokenizer.batch_decode(tails, skip_special_tokens=False)
-            stopped_B |= np.array([any(text in tail for text in self.texts) for tail in decoded])
+            lines = zip(rows.lines, rows.drawn, strict=True)
+            stopped_B |= self._hold_text([self._tail(results.tokens[line], count) for line, count in lines])
         return stopped_B
+
+    def first_end(self, tokens: Sequence[int]) -> int | None:
+        """How many of `tokens` make the completion: up to and with what ends it; None when nothing does."""
+        ended_T = np.isin(tokens, self.ids)
+        if self.texts and self._hold_text([tokens])[0]:
+            ended_T |= self._hold_text([self._tail(tokens, count) for count in range(1, len(tokens) + 1)])
+        return int(ended_T.argmax()) + 1 if ended_T.any() else None
+
+    def _tail(self, tokens: Sequence[int] | np.ndarray, count: int) -> Sequence[int] | np.ndarray:
+        return tokens[max(0, count - self._reach) : count]
+
+    def _hold_text(self, tails: Sequence[Any]) -> np.ndarray:
+        decoded = self.tokenizer.batch_decode(tails, skip_special_tokens=False)
+        return np.array([any(text in tail for text in self.texts) for tail in decoded], dtype=bool)
 
 
 def _by_length(prompts: Sequence[Prompt]) -> np.ndarray:

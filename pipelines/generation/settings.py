@@ -58,14 +58,27 @@ class NativeEngineParams(Strict):
 
 
 class VllmEngineParams(Strict):
-    """vLLM, in the stage's own process or as a server that was started with `vllm serve`."""
+    """vLLM, in the stage's own process or as a server that was started beside it; docs/vllm.md says how."""
 
     name: Literal["vllm"]
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(default="bfloat16", description="number format")
-    url: str | None = Field(default=None, description="of a running server, such as http://127.0.0.1:8000; else null")
-    memory_share: float = Field(
-        default=0.5, gt=0, le=1, description="share of the GPU that vLLM may hold, beside training"
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="bfloat16", description="number format while sampling; of a server, the one it was started with"
     )
+    url: str | None = Field(
+        default=None,
+        pattern="^https?://[^/]+/?$",
+        description="of a running server, such as http://127.0.0.1:8000; null is vLLM in the stage's own process",
+    )
+    memory_share: float = Field(
+        default=0.5, gt=0, le=1, description="share of the GPU that vLLM may hold, beside training; not for a server"
+    )
+    max_length: int | None = Field(
+        default=None, ge=16, description="longest sequence in tokens; null is the model's own limit; not for a server"
+    )
+    shared_dir: str | None = Field(
+        default=None, description="existing directory that a server sees too, for new weights; null is a temporary one"
+    )
+    timeout_s: float = Field(default=600.0, gt=0, description="longest wait for one answer of a server, in seconds")
 
 
 EngineParams = Annotated[NativeEngineParams | VllmEngineParams, Field(discriminator="name")]

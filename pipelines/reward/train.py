@@ -33,7 +33,7 @@ def train_reward_model(
     report: Report,
 ) -> list[dict[str, float]]:
     """Train `model` (one label) in place on `batch_size` pairs a step; returns the metrics per step."""
-    trainer = Trainer(model, [BradleyTerry()], params.optimiser, params.steps, pad_id, forward=score_outputs)
+    trainer = Trainer(model, [BradleyTerry()], params, params.steps, pad_id, forward=score_outputs)
     batches, store = epochs(units, params.batch_size, seed), CheckpointStore(scratch / "checkpoints")
     return optimise(trainer, params.steps, batches, store, params.checkpoint_every, report)
 

@@ -31,6 +31,6 @@ class RewardModel:
         scores_R = np.zeros(len(sequences))
         device = next(self.model.parameters()).device
         units = [(Sequence(np.asarray(tokens)),) for tokens in sequences]
-        for batch in micro_batches(units, self.micro_tokens, self.pad_id, device):
-            scores_R[list(batch.units)] = score_outputs(self.model, batch).scores_B.double().cpu().numpy()
+        for batch in micro_batches(units, "padded", self.micro_tokens, self.pad_id, device):
+            scores_R[list(batch.units)] = score_outputs(self.model, batch).scores_S.double().cpu().numpy()
         return scores_R

@@ -1,4 +1,4 @@
-"""Token losses of policy optimisation. Legend: B sequences, T tokens."""
+"""Token losses of policy optimisation. Legend: N scored tokens."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def clipped_policy_gradient(clip_low: float, clip_high: float) -> TokenLoss:
     """
 
     def token_loss(outputs: Outputs, batch: MicroBatch) -> Tensor:
-        ratio_B_T = torch.exp(outputs.logp_B_T - batch.values["behaviour_logp"])
-        advantage_B_T = batch.values["advantage"]
-        clipped_B_T = ratio_B_T.clamp(1.0 - clip_low, 1.0 + clip_high)
-        return -torch.minimum(ratio_B_T * advantage_B_T, clipped_B_T * advantage_B_T)
+        ratio_N = torch.exp(outputs.logp_N - batch.values["behaviour_logp"])
+        advantage_N = batch.values["advantage"]
+        clipped_N = ratio_N.clamp(1.0 - clip_low, 1.0 + clip_high)
+        return -torch.minimum(ratio_N * advantage_N, clipped_N * advantage_N)
 
     return token_loss
 
@@ -30,24 +30,24 @@ def kl_to_reference(outputs: Outputs, batch: MicroBatch) -> Tensor:
 
     Schulman 2020, "Approximating KL divergence"; never negative. Reads value "reference_logp".
     """
-    difference_B_T = batch.values["reference_logp"] - outputs.logp_B_T
-    return torch.exp(difference_B_T) - difference_B_T - 1.0
+    difference_N = batch.values["reference_logp"] - outputs.logp_N
+    return torch.exp(difference_N) - difference_N - 1.0
 
 
 def clip_share(clip_low: float, clip_high: float) -> TokenLoss:
     """1 where the clip cuts the gradient of `clipped_policy_gradient`, 0 elsewhere."""
 
     def measure(outputs: Outputs, batch: MicroBatch) -> Tensor:
-        ratio_B_T = torch.exp(outputs.logp_B_T - batch.values["behaviour_logp"])
-        advantage_B_T = batch.values["advantage"]
-        high_B_T = (ratio_B_T > 1.0 + clip_high) & (advantage_B_T > 0)
-        low_B_T = (ratio_B_T < 1.0 - clip_low) & (advantage_B_T < 0)
-        return (high_B_T | low_B_T).float()
+        ratio_N = torch.exp(outputs.logp_N - batch.values["behaviour_logp"])
+        advantage_N = batch.values["advantage"]
+        high_N = (ratio_N > 1.0 + clip_high) & (advantage_N > 0)
+        low_N = (ratio_N < 1.0 - clip_low) & (advantage_N < 0)
+        return (high_N | low_N).float()
 
     return measure
 
 
 def behaviour_kl(outputs: Outputs, batch: MicroBatch) -> Tensor:
     """k3 estimate of KL(behaviour || policy) per token; on the first update of a batch it shows a differing sampler."""
-    difference_B_T = outputs.logp_B_T - batch.values["behaviour_logp"]
-    return torch.exp(difference_B_T) - difference_B_T - 1.0
+    difference_N = outputs.logp_N - batch.values["behaviour_logp"]
+    return torch.exp(difference_N) - difference_N - 1.0

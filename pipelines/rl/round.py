@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from pipelines.generation.native import NativeEngine
+from pipelines.generation.engine import Engine
 from pipelines.generation.rollouts import EncodedProblems, correct_matrix, rollout_table, sample_rollouts
 from pipelines.rewards.compose import compose
 from pipelines.rewards.model import RewardModel
 from pipelines.rl.advantages import group_advantages, informative_groups
 from pipelines.rl.losses import behaviour_kl, clip_share, clipped_policy_gradient, kl_to_reference
 from pipelines.rl.settings import PolicyLoss, RoundParams
-from pipelines.training.batch import Sequence, Unit, indices_at, micro_batches
+from pipelines.training.batch import MicroBatch, Sequence, Unit, indices_at, micro_batches
 from pipelines.training.checkpoint import CheckpointStore
-from pipelines.training.components import TokenComponent, token_outputs
+from pipelines.training.components import Outputs, TokenComponent, token_outputs
 from pipelines.training.loop import Report, optimise
+from pipelines.training.settings import Compute
 from pipelines.training.trainer import Trainer
 
 _DEAD_STREAK = 10
@@ -36,6 +38,7 @@ _DEAD_STREAK = 10
 def run_round(
     policy: torch.nn.Module,
     tokenizer,
+    engine: Engine,
     problems: EncodedProblems,
     params: RoundParams,
     *,
@@ -49,21 +52,20 @@ def run_round(
 ) -> tuple[list[dict[str, float]], pa.Table]:
     """Train `policy` in place; returns the metrics per step and all rollouts (records.ROLLOUT).
 
+    engine: samples from the policy's weights, given to it by `load` at the begin of every step.
     reference: the policy of the KL term, needed when loss.kl > 0. reward_model: needed when its weight is > 0.
     stage: name that enters the randomness of every sample ("rl@1"). scratch: where checkpoints and rollouts are kept.
     """
     pad_id = tokenizer.pad_token_id
-    engine = NativeEngine(policy, tokenizer)
-    trainer = Trainer(
-        policy, _components(params.loss), params.optimiser, params.steps * params.updates_per_step, pad_id
-    )
+    G = params.group_size
+    forward = partial(token_outputs, temperature=params.sampling.temperature)
+    trainer = Trainer(policy, _components(params.loss), params, params.steps * params.updates_per_step, pad_id, forward)
     log = RolloutLog(scratch / "rollouts")
-    streak = 0
+    contrast = Contrast(stage, warn)
 
     def units_at(step: int) -> tuple[list[list[Unit]], dict[str, float]]:
-        nonlocal streak
         chosen = problems.take(indices_at(step, params.problems_per_step, seed, len(problems)))
-        engine.load(policy.state_dict(), version=trainer.updates)
+        engine.load(trainer.weights(), version=trainer.updates)
         rows_R = sample_rollouts(
             engine, tokenizer, chosen, params.group_size, params.sampling, seed=seed, stage=stage, step=step + 1
         )
@@ -87,16 +89,12 @@ def run_round(
             row["untrained_reason"] = "" if problem in update_of_P else _same_outcome(correct_P_G[problem])
         log.append(rows_R)
 
-        streak = 0 if blocks else streak + 1
-        if streak and streak % _DEAD_STREAK == 0:
-            warn(f"{stage}: no group of the last {streak} steps held both right and wrong answers: nothing was learned")
-        updates = []
-        for block in blocks:
-            rows = [rows_R[p * params.group_size + g] for p in block for g in range(params.group_size)]
-            sequences = [_sequence(row) for row in rows]
-            if reference is not None:
-                sequences = with_reference_logp(sequences, reference, params.optimiser.micro_tokens, pad_id)
-            updates.append([(sequence,) for sequence in sequences])
+        contrast.note(len(blocks) > 0)
+        sequences_R = [_sequence(row) for row in rows_R]
+        groups_P = [tuple(sequences_R[p * G : (p + 1) * G]) for p in range(len(chosen))]
+        updates = [[groups_P[p] for p in block] for block in blocks]
+        if reference is not None:
+            updates = [with_reference_logp(units, reference, forward, params.compute, pad_id) for units in updates]
         metrics = {
             "reward": float(rewards_P_G.mean()),
             "accuracy": float(correct_P_G.mean()),
@@ -107,9 +105,39 @@ def run_round(
         return updates, metrics
 
     store = CheckpointStore(scratch / "checkpoints")
-    log.truncate(store.newest_step())  # before resuming: later shards belong to a checkpoint that was never finished
-    history = optimise(trainer, params.steps, units_at, store, params.checkpoint_every, report, on_checkpoint=log.flush)
+    log.truncate(store.newest_tick())  # before resuming: later shards belong to a checkpoint that was never finished
+    history = optimise(
+        trainer,
+        params.steps,
+        units_at,
+        store,
+        params.checkpoint_every,
+        report,
+        controllers={"contrast": contrast},
+        on_checkpoint=log.flush,
+    )
     return history, log.table()
+
+
+class Contrast:
+    """Counts the steps in a row that had nothing to teach, and says so when they become many."""
+
+    def __init__(self, stage: str, warn: Callable[[str], None]) -> None:
+        self.stage, self.warn, self.streak = stage, warn, 0
+
+    def note(self, is_there: bool) -> None:
+        self.streak = 0 if is_there else self.streak + 1
+        if self.streak and self.streak % _DEAD_STREAK == 0:
+            self.warn(
+                f"{self.stage}: no group of the last {self.streak} steps held both right and wrong answers: "
+                "nothing was learned"
+            )
+
+    def state(self) -> dict[str, Any]:
+        return {"streak": self.streak}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.streak = state["streak"]
 
 
 class RolloutLog:
@@ -123,19 +151,19 @@ class RolloutLog:
     def append(self, rows: Seq[dict[str, Any]]) -> None:
         self.pending.extend(rows)
 
-    def flush(self, step: int) -> None:
-        """Write what came since the last flush as the shard that ends with `step`."""
+    def flush(self, tick: int) -> None:
+        """Write what came since the last flush as the shard that belongs to the checkpoint `tick`."""
         if self.pending:
-            path = self.directory / f"step-{step:08d}.parquet"
+            path = self.directory / f"tick-{tick:08d}.parquet"
             writing = path.with_suffix(".writing")
             pq.write_table(rollout_table(self.pending), writing)
             writing.rename(path)
             self.pending = []
 
-    def truncate(self, step: int) -> None:
-        """Drop the shards of steps after `step`: the checkpoint they belong to was not finished."""
+    def truncate(self, tick: int) -> None:
+        """Drop the shards after the checkpoint `tick`: those they belong to were not finished."""
         for path in self.directory.iterdir():
-            if path.suffix != ".parquet" or int(path.stem.removeprefix("step-")) > step:
+            if path.suffix != ".parquet" or int(path.stem.removeprefix("tick-")) > tick:
                 path.unlink()
 
     def table(self) -> pa.Table:
@@ -155,17 +183,26 @@ def _components(loss: PolicyLoss) -> list[TokenComponent]:
 
 @torch.inference_mode()
 def with_reference_logp(
-    sequences: Seq[Sequence], reference: torch.nn.Module, micro_tokens: int, pad_id: int
-) -> list[Sequence]:
-    """The sequences with the value "reference_logp": log-probs of their tokens under `reference`."""
+    units: Seq[Unit],
+    reference: torch.nn.Module,
+    forward: Callable[[torch.nn.Module, MicroBatch], Outputs],
+    compute: Compute,
+    pad_id: int,
+) -> list[Unit]:
+    """The units with the value "reference_logp": log-probs of the scored tokens under `reference`, else 0."""
     device = next(reference.parameters()).device
-    found: list[Sequence] = list(sequences)
-    for batch in micro_batches([(sequence,) for sequence in sequences], micro_tokens, pad_id, device):
-        logp_B_T = token_outputs(reference, batch).logp_B_T.cpu().numpy()
-        for index, logp_T in zip(batch.units, logp_B_T, strict=True):
-            sequence = sequences[index]
-            values = sequence.values | {"reference_logp": logp_T[: len(sequence.tokens)]}
-            found[index] = Sequence(sequence.tokens, values)
+    found: list[Unit] = list(units)
+    for batch in micro_batches(units, compute.layout, compute.micro_tokens, pad_id, device):
+        logp_N = forward(reference, batch).logp_N.cpu().numpy()
+        ends = np.cumsum(np.bincount(batch.sequences_N.cpu().numpy(), minlength=len(batch.ends_S[0])))
+        of_sequences = iter(np.split(logp_N, ends[:-1]))
+        for index in batch.units:
+            sequences = []
+            for sequence in units[index]:
+                logp_T = np.zeros(len(sequence.tokens), dtype=np.float32)
+                logp_T[sequence.scored()] = next(of_sequences)
+                sequences.append(Sequence(sequence.tokens, sequence.values | {"reference_logp": logp_T}))
+            found[index] = tuple(sequences)
     return found
 
 

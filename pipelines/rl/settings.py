@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from pipelines.generation.settings import FullSupportSampling
 from pipelines.settings import Strict
-from pipelines.training.settings import Optimiser
+from pipelines.training.settings import Training
 
 
 class PolicyLoss(Strict):
@@ -44,7 +44,7 @@ class RewardWeights(Strict):
         return self
 
 
-class RoundParams(Strict):
+class RoundParams(Training):
     """One RL round."""
 
     steps: int = Field(ge=1, description="batches of rollouts per round")
@@ -57,5 +57,3 @@ class RoundParams(Strict):
     loss: PolicyLoss
     advantage: Advantage
     reward: RewardWeights
-    optimiser: Optimiser
-    checkpoint_every: int = Field(ge=1, description="batches between two checkpoints of a run that may be killed")

@@ -64,7 +64,7 @@ def fine_tune(
     """
     _refuse_longer_than(position_limit(model), sequences)
     component = TokenComponent("cross_entropy", 1.0, "supervised", cross_entropy)
-    trainer = Trainer(model, [component], params.optimiser, params.steps, pad_id)
+    trainer = Trainer(model, [component], params, params.steps, pad_id)
     batches = epochs([(sequence,) for sequence in sequences], params.batch_size, seed)
     store = CheckpointStore(scratch / "checkpoints")
     return optimise(trainer, params.steps, batches, store, params.checkpoint_every, report)

@@ -7,20 +7,32 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
+
+from pipelines.training.batch import Sequence, Unit
+from pipelines.training.loop import Controller, Progress
 
 if TYPE_CHECKING:
     from pipelines.training.trainer import Trainer
 
-_NAME = re.compile(r"step-(\d{8})")
+_NAME = re.compile(r"tick-(\d{8})")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class CheckpointStore:
-    """The checkpoints of one training stage in one directory; keeps the newest `keep` that can be read."""
+    """The checkpoints of one training stage in one directory; keeps the newest `keep` that can be read.
+
+    A checkpoint holds model, optimiser, moving average, counts (which the schedule follows from), history, the states
+    of controllers and, inside a batch that serves several updates, the batch and the place in it.
+    """
 
     def __init__(self, directory: Path, keep: int = 2):
         self.directory, self.keep = directory, keep
@@ -28,25 +40,26 @@ class CheckpointStore:
         for leftover in directory.glob(".writing-*"):
             shutil.rmtree(leftover)
 
-    def save(self, trainer: Trainer, history: list[dict[str, float]]) -> Path:
-        """Write model, optimiser, update count and history; then drop all but the newest `keep`."""
-        final = self.directory / f"step-{len(history):08d}"
+    def save(self, trainer: Trainer, progress: Progress, controllers: Mapping[str, Controller]) -> Path:
+        """Write a checkpoint; then drop all but the newest `keep`."""
+        final = self.directory / f"tick-{progress.ticks:08d}"
         writing = self.directory / f".writing-{final.name}"
         if writing.exists():
             shutil.rmtree(writing)
         writing.mkdir()
-        names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
-        save_file(
-            {name: tensor.contiguous() for name, tensor in _parameters(trainer.model).items()},
-            writing / "model.safetensors",
-        )
-        moments = {
-            f"{moment}/{names[id(parameter)]}": state[moment].contiguous()
-            for parameter, state in trainer.optimiser.state.items()
-            for moment in ("exp_avg", "exp_avg_sq")
+        for name, tensors in trainer.state().items():
+            save_file(tensors, writing / f"{name}.safetensors")
+        if progress.updates is not None:
+            save_arrays(_arrays(progress.updates), writing / "batch.safetensors")
+        state = {
+            "updates": trainer.updates,
+            "ticks": progress.ticks,
+            "history": progress.history,
+            "metrics": progress.metrics,
+            "measured": progress.measured,
+            "controllers": {name: controller.state() for name, controller in controllers.items()},
         }
-        save_file(moments, writing / "optimiser.safetensors")
-        (writing / "state.json").write_text(json.dumps({"updates": trainer.updates, "history": history}))
+        (writing / "state.json").write_text(json.dumps(state))
         manifest = {path.name: _sha256(path) for path in sorted(writing.iterdir())}
         (writing / "manifest.json").write_text(json.dumps(manifest))
         for path in writing.iterdir():
@@ -63,33 +76,28 @@ class CheckpointStore:
             shutil.rmtree(old)
         return final
 
-    def resume(self, trainer: Trainer) -> list[dict[str, float]]:
-        """Load the newest readable checkpoint into `trainer`; returns its history, [] when there is none."""
+    def resume(self, trainer: Trainer, controllers: Mapping[str, Controller]) -> Progress | None:
+        """Load the newest readable checkpoint into trainer and controllers; None when there is none."""
         newest = self.newest()
         if newest is None:
-            return []
+            return None
         state = json.loads((newest / "state.json").read_text())
-        weights = load_file(newest / "model.safetensors")
-        with torch.no_grad():
-            for name, parameter in _parameters(trainer.model).items():
-                parameter.copy_(weights[name])
-        moments = load_file(newest / "optimiser.safetensors")
-        for name, parameter in trainer.model.named_parameters():
-            if f"exp_avg/{name}" in moments:
-                trainer.optimiser.state[parameter] = {
-                    "step": torch.tensor(float(state["updates"])),
-                    "exp_avg": moments[f"exp_avg/{name}"].to(parameter.device),
-                    "exp_avg_sq": moments[f"exp_avg_sq/{name}"].to(parameter.device),
-                }
-        trainer.updates = state["updates"]
-        return state["history"]
+        tensors = {
+            path.stem: load_file(path) for path in newest.glob("*.safetensors") if path.name != "batch.safetensors"
+        }
+        trainer.restore(tensors, state["updates"])
+        for name, controller in controllers.items():
+            controller.restore(state["controllers"][name])
+        batch = newest / "batch.safetensors"
+        updates = _updates(load_arrays(batch)) if batch.exists() else None
+        return Progress(state["ticks"], state["history"], updates, state["metrics"], state["measured"])
 
     def newest(self) -> Path | None:
         """The newest checkpoint that can be read."""
         return next((path for path in reversed(self._all()) if readable(path)), None)
 
-    def newest_step(self) -> int:
-        """The loop steps done by the newest readable checkpoint, 0 without one."""
+    def newest_tick(self) -> int:
+        """The tick of the newest readable checkpoint, 0 without one."""
         newest = self.newest()
         return 0 if newest is None else int(_NAME.fullmatch(newest.name).group(1))
 
@@ -107,8 +115,34 @@ def readable(checkpoint: Path) -> bool:
         return False
 
 
-def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+def _arrays(updates: Seq[Seq[Unit]]) -> dict[str, np.ndarray]:
+    """The units of a batch as flat arrays: how many units an update has, sequences a unit, tokens a sequence."""
+    units = [unit for update in updates for unit in update]
+    sequences = [sequence for unit in units for sequence in unit]
+    arrays = {
+        "units": np.array([len(update) for update in updates]),
+        "sequences": np.array([len(unit) for unit in units]),
+        "lengths": np.array([len(sequence.tokens) for sequence in sequences]),
+        "tokens": np.concatenate([sequence.tokens for sequence in sequences]),
+    }
+    for name in sequences[0].values:
+        arrays[f"values/{name}"] = np.concatenate([sequence.values[name] for sequence in sequences])
+    return arrays
+
+
+def _updates(arrays: Mapping[str, np.ndarray]) -> list[list[Unit]]:
+    def cut(items: Seq, sizes: np.ndarray) -> list:
+        ends = np.cumsum(sizes)
+        return [items[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+    lengths = arrays["lengths"]
+    values = {name[7:]: cut(array, lengths) for name, array in arrays.items() if name.startswith("values/")}
+    sequences = [
+        Sequence(tokens, {name: column[index] for name, column in values.items()})
+        for index, tokens in enumerate(cut(arrays["tokens"], lengths))
+    ]
+    units = [tuple(unit) for unit in cut(sequences, arrays["sequences"])]
+    return cut(units, arrays["units"])
 
 
 def _sha256(path: Path) -> str:

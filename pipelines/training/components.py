@@ -2,14 +2,14 @@
 
 L = sum over components c of  coefficient_c * (sum over units of loss_c) / denominator_c.
 The denominator is taken over every unit of the optimiser step before it is cut into micro-batches, so the gradient does
-not depend on the split, the padding or the order. Legend: B sequences, T tokens, V vocabulary.
+not depend on the split, the layout or the order. Legend: S sequences, N scored tokens, B rows, T columns, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,11 +19,11 @@ from pipelines.training.batch import MicroBatch, Unit
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a forward pass gives the components: log-probs of the tokens, or one score per sequence."""
+    """What a forward pass gives the components: log-probs of the scored tokens, or one score per sequence."""
 
-    logp_B_T: Tensor | None = None  # log p(token t | tokens < t); 0 at t = 0
-    logprobs_B_T_V: Tensor | None = None  # whole distributions, aligned the same way
-    scores_B: Tensor | None = None
+    logp_N: Tensor | None = None  # log p(token | the tokens before it)
+    logprobs_N_V: Tensor | None = None  # the whole distributions that these are of
+    scores_S: Tensor | None = None
 
 
 class Component(Protocol):
@@ -44,7 +44,7 @@ TokenLoss = Callable[[Outputs, MicroBatch], Tensor]
 
 @dataclass(frozen=True)
 class TokenComponent:
-    """A loss per token (B, T), weighted by `values[weights]` and divided by the sum of those weights over the step.
+    """A loss per scored token (N,), weighted by `values[weights]` and divided by their sum over the step.
 
     `measures` are weighted the same way and only logged.
     """
@@ -56,19 +56,19 @@ class TokenComponent:
     measures: dict[str, TokenLoss] = field(default_factory=dict)
 
     def denominator(self, units: Sequence[Unit]) -> float:
-        return float(sum(sequence.values[self.weights].sum(dtype="float64") for unit in units for sequence in unit))
+        return float(sum(sequence.values[self.weights][1:].sum(dtype="float64") for unit in units for sequence in unit))
 
     def loss(self, outputs: Outputs, batch: MicroBatch) -> Tensor:
         return (batch.values[self.weights] * self.token_loss(outputs, batch)).sum()
 
     def measure(self, outputs: Outputs, batch: MicroBatch) -> dict[str, Tensor]:
-        weights_B_T = batch.values[self.weights]
-        return {name: (weights_B_T * measure(outputs, batch)).sum() for name, measure in self.measures.items()}
+        weights_N = batch.values[self.weights]
+        return {name: (weights_N * measure(outputs, batch)).sum() for name, measure in self.measures.items()}
 
 
 def cross_entropy(outputs: Outputs, batch: MicroBatch) -> Tensor:
-    """-log p of the actual token, (B, T)."""
-    return -outputs.logp_B_T
+    """-log p of the actual token, (N,)."""
+    return -outputs.logp_N
 
 
 @dataclass(frozen=True)
@@ -85,24 +85,36 @@ class BradleyTerry:
         return float(len(units))
 
     def loss(self, outputs: Outputs, batch: MicroBatch) -> Tensor:
-        chosen_B, rejected_B = outputs.scores_B.view(-1, 2).unbind(dim=1)
-        return -torch.nn.functional.logsigmoid(chosen_B - rejected_B).sum()
+        chosen_P, rejected_P = outputs.scores_S.view(-1, 2).unbind(dim=1)
+        return -torch.nn.functional.logsigmoid(chosen_P - rejected_P).sum()
 
     def measure(self, outputs: Outputs, batch: MicroBatch) -> dict[str, Tensor]:
-        chosen_B, rejected_B = outputs.scores_B.view(-1, 2).unbind(dim=1)
-        return {"pair_accuracy": (chosen_B > rejected_B).sum()}
+        chosen_P, rejected_P = outputs.scores_S.view(-1, 2).unbind(dim=1)
+        return {"pair_accuracy": (chosen_P > rejected_P).sum()}
 
 
-def token_outputs(model: torch.nn.Module, batch: MicroBatch) -> Outputs:
-    """Forward pass of a causal language model; log-probs in float32 whatever the model computes in."""
-    logits_B_T_V = model(input_ids=batch.tokens_B_T, use_cache=False).logits[:, :-1].float()
-    logprobs_B_T_V = torch.nn.functional.pad(torch.log_softmax(logits_B_T_V, dim=-1), (0, 0, 1, 0))
-    logp_B_T = logprobs_B_T_V.gather(-1, batch.tokens_B_T[..., None])[..., 0]
-    return Outputs(logp_B_T=logp_B_T, logprobs_B_T_V=logprobs_B_T_V)
+def token_outputs(model: torch.nn.Module, batch: MicroBatch, temperature: float = 1.0) -> Outputs:
+    """Forward pass of a causal language model; log-probs in float32 whatever the model computes in.
+
+    temperature: of the distribution, as that of `generation`'s Sampling. Logits are computed only where a token is
+    scored, so a long prompt costs no vocabulary-sized tensor.
+    """
+    columns_K, place_N = torch.unique(batch.columns_N, return_inverse=True)
+    logits_B_K_V = model(**_inputs(batch), logits_to_keep=columns_K).logits
+    logprobs_N_V = torch.log_softmax(logits_B_K_V[batch.rows_N, place_N].float() / temperature, dim=-1)
+    return Outputs(logp_N=logprobs_N_V.gather(-1, batch.targets_N[:, None])[:, 0], logprobs_N_V=logprobs_N_V)
 
 
 def score_outputs(model: torch.nn.Module, batch: MicroBatch) -> Outputs:
-    """Forward pass of a sequence classifier with one label: its score of the last real token."""
-    hidden_B_T_D = model.base_model(input_ids=batch.tokens_B_T, use_cache=False).last_hidden_state
-    last_B_D = hidden_B_T_D[torch.arange(len(batch.lengths_B), device=hidden_B_T_D.device), batch.lengths_B - 1]
-    return Outputs(scores_B=model.score(last_B_D).float()[:, 0])
+    """Forward pass of a sequence classifier with one label: its score at the last token of each sequence."""
+    hidden_B_T_D = model.base_model(**_inputs(batch)).last_hidden_state
+    return Outputs(scores_S=model.score(hidden_B_T_D[batch.ends_S]).float()[:, 0])
+
+
+def _inputs(batch: MicroBatch) -> dict[str, Any]:
+    inputs = {"input_ids": batch.tokens_B_T, "use_cache": False}
+    if batch.positions_B_T is not None:
+        inputs["position_ids"] = batch.positions_B_T
+    if batch.mask_B_1_T_T is not None:
+        inputs["attention_mask"] = batch.mask_B_1_T_T
+    return inputs

@@ -1,26 +1,61 @@
 """The one training loop. A stage gives it a trainer and a function from step to units.
 
 `optimise` is the whole method: take the units of the step, update, report, checkpoint. Resuming means calling it again:
-the trainer's state comes from the newest readable checkpoint and `units_at` is a pure function of (step, weights).
+everything that has happened comes from the newest readable checkpoint, and `units_at` is a pure function of (step,
+weights, controllers).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pipelines.training.batch import Unit, indices_at
-from pipelines.training.checkpoint import CheckpointStore
-from pipelines.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from pipelines.training.checkpoint import CheckpointStore
+    from pipelines.training.trainer import Trainer
 
 Report = Callable[[int, int, dict[str, float]], None]
-"""Called after every loop step with (steps done, steps in all, metrics)."""
+"""Called after every loop step with (steps done, steps in all, metrics and speed)."""
 
 UnitsAt = Callable[[int], tuple[Sequence[Sequence[Unit]], dict[str, float]]]
 """From a loop step (from 0) to the units of each of its updates, and what to log beside the losses.
 
 One update for supervised stages; for RL as many as a rollout batch is used for, none where it has nothing to teach.
 """
+
+
+class Controller(Protocol):
+    """Something that changes in the course of training and decides about what comes, such as a curriculum."""
+
+    def state(self) -> dict[str, Any]:
+        """All there is to remember, as JSON."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class Progress:
+    """How far a loop is; with the trainer's state, all that a checkpoint has to hold."""
+
+    ticks: int = 0  # updates done, a step without any counting as one
+    history: list[dict[str, float]] = field(default_factory=list)  # metrics of the steps that are over
+    updates: Sequence[Sequence[Unit]] | None = None  # of the step that has begun
+    metrics: dict[str, float] = field(default_factory=dict)  # of the step that has begun
+    measured: list[dict[str, float]] = field(default_factory=list)  # of its updates that are done
+
+    def end_step(self) -> dict[str, float]:
+        """Close the step that has begun; returns its metrics, those of its updates as their means."""
+        for name in self.measured[0] if self.measured else ():
+            self.metrics[name] = sum(update[name] for update in self.measured) / len(self.measured)
+        self.history.append(self.metrics)
+        self.updates, self.metrics, self.measured = None, {}, []
+        return self.history[-1]
 
 
 def epochs(units: Sequence[Unit], batch_size: int, seed: int) -> UnitsAt:
@@ -35,24 +70,41 @@ def optimise(
     checkpoints: CheckpointStore,
     every: int,
     report: Report,
-    on_checkpoint: Callable[[int], None] = lambda step: None,
+    controllers: Mapping[str, Controller] | None = None,
+    on_checkpoint: Callable[[int], None] = lambda tick: None,
 ) -> list[dict[str, float]]:
     """Run loop steps until `steps`, from the newest checkpoint if there is one; returns the metrics of every step.
 
-    on_checkpoint(step): called before step `step`'s checkpoint is written, for what must be on disk by then.
+    A checkpoint is written every `every` updates, also between two updates of one step, and at the end. The trained
+    model is then the one to publish (`Trainer.finish`).
+    on_checkpoint(tick): called before the checkpoint `tick` is written, for what must be on disk by then.
     """
-    history: list[dict[str, float]] = checkpoints.resume(trainer)
-    for step in range(len(history), steps):
-        updates, metrics = units_at(step)
-        measured = [trainer.update(units) for units in updates]
-        for name in measured[0] if measured else ():
-            metrics[name] = sum(update[name] for update in measured) / len(measured)
-        history.append(metrics)
-        report(step + 1, steps, metrics)
-        if (step + 1) % every == 0 or step + 1 == steps:
-            on_checkpoint(step + 1)
-            checkpoints.save(trainer, history)
-    return history
+    controllers = controllers or {}
+    progress = checkpoints.resume(trainer, controllers) or Progress()
+
+    def tick(is_last: bool) -> None:
+        progress.ticks += 1
+        if progress.ticks % every == 0 or is_last:
+            on_checkpoint(progress.ticks)
+            checkpoints.save(trainer, progress, controllers)
+
+    while len(progress.history) < steps:
+        began = time.perf_counter()
+        step = len(progress.history)
+        if progress.updates is None:
+            progress.updates, progress.metrics = units_at(step)
+        waiting = progress.updates[len(progress.measured) :]
+        tokens = sum(len(sequence.tokens) for units in waiting for unit in units for sequence in unit)
+        for units in waiting[:-1]:
+            progress.measured.append(trainer.update(units))
+            tick(is_last=False)
+        progress.measured += [trainer.update(units) for units in waiting[-1:]]
+        metrics = progress.end_step()
+        seconds = time.perf_counter() - began
+        report(step + 1, steps, metrics | trainer.speed(tokens, seconds))
+        tick(is_last=step + 1 == steps)
+    trainer.finish()
+    return progress.history
 
 
 def history_table(history: list[dict[str, float]], path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,14 +11,12 @@ import torch
 
 from pipelines.rl.advantages import group_advantages, informative_groups
 from pipelines.rl.losses import behaviour_kl, clip_share, clipped_policy_gradient, kl_to_reference
-from pipelines.training.batch import MicroBatch
 from pipelines.training.components import Outputs
 
 
 def inputs(logp, **values):
-    tensors = {name: torch.tensor([value]) for name, value in values.items()}
-    batch = MicroBatch(torch.zeros(1, len(logp), dtype=torch.long), torch.tensor([len(logp)]), tensors, (0,))
-    return Outputs(logp_B_T=torch.tensor([logp], requires_grad=True)), batch
+    batch = SimpleNamespace(values={name: torch.tensor(value) for name, value in values.items()})
+    return Outputs(logp_N=torch.tensor(logp, requires_grad=True)), batch
 
 
 def test_advantages_by_hand():
@@ -53,26 +52,26 @@ def test_clipped_loss_and_gradient_by_hand():
     ratios, advantage = [1.0, 1.5, 1.5, 0.5, 0.5], [1.0, 1.0, -1.0, -1.0, 1.0]
     outputs, batch = inputs([math.log(r) for r in ratios], advantage=advantage, behaviour_logp=[0.0] * 5)
     loss = clipped_policy_gradient(0.2, 0.28)(outputs, batch)
-    np.testing.assert_allclose(loss.detach()[0], [-1.0, -1.28, 1.5, 0.8, -0.5], atol=1e-6)
+    np.testing.assert_allclose(loss.detach(), [-1.0, -1.28, 1.5, 0.8, -0.5], atol=1e-6)
     loss.sum().backward()
-    np.testing.assert_allclose(outputs.logp_B_T.grad[0], [-1.0, 0.0, 1.5, 0.0, -0.5], atol=1e-6)
-    assert clip_share(0.2, 0.28)(outputs, batch)[0].tolist() == [0, 1, 0, 1, 0]
+    np.testing.assert_allclose(outputs.logp_N.grad, [-1.0, 0.0, 1.5, 0.0, -0.5], atol=1e-6)
+    assert clip_share(0.2, 0.28)(outputs, batch).tolist() == [0, 1, 0, 1, 0]
 
 
 def test_on_policy_gradient_is_the_policy_gradient():
     logp = [-0.3, -1.2, -2.0]
     outputs, batch = inputs(logp, advantage=[0.5, 0.5, -1.0], behaviour_logp=logp)
     clipped_policy_gradient(0.2, 0.28)(outputs, batch).sum().backward()
-    np.testing.assert_allclose(outputs.logp_B_T.grad[0], [-0.5, -0.5, 1.0], atol=1e-6)
+    np.testing.assert_allclose(outputs.logp_N.grad, [-0.5, -0.5, 1.0], atol=1e-6)
 
 
 def test_k3_by_hand_and_its_gradient_is_not_zero():
     outputs, batch = inputs([-1.0, -1.0], reference_logp=[-1.0, -2.0], behaviour_logp=[-1.0, 0.0])
     loss = kl_to_reference(outputs, batch)
-    np.testing.assert_allclose(loss.detach()[0], [0.0, math.exp(-1.0) + 1.0 - 1.0], atol=1e-6)
+    np.testing.assert_allclose(loss.detach(), [0.0, math.exp(-1.0) + 1.0 - 1.0], atol=1e-6)
     loss.sum().backward()
-    np.testing.assert_allclose(outputs.logp_B_T.grad[0], [0.0, 1.0 - math.exp(-1.0)], atol=1e-6)
-    np.testing.assert_allclose(behaviour_kl(outputs, batch).detach()[0], [0.0, math.exp(-1.0)], atol=1e-6)
+    np.testing.assert_allclose(outputs.logp_N.grad, [0.0, 1.0 - math.exp(-1.0)], atol=1e-6)
+    np.testing.assert_allclose(behaviour_kl(outputs, batch).detach(), [0.0, math.exp(-1.0)], atol=1e-6)
 
 
 def test_k3_is_unbiased_over_the_policys_own_samples():
@@ -80,4 +79,4 @@ def test_k3_is_unbiased_over_the_policys_own_samples():
     policy, reference = torch.randn(6).log_softmax(0), torch.randn(6).log_softmax(0)
     exact = float((policy.exp() * (policy - reference)).sum())
     outputs, batch = inputs(policy.tolist(), reference_logp=reference.tolist())
-    assert float((policy.exp() * kl_to_reference(outputs, batch)[0]).sum().detach()) == pytest.approx(exact, abs=1e-6)
+    assert float((policy.exp() * kl_to_reference(outputs, batch)).sum().detach()) == pytest.approx(exact, abs=1e-6)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pipelines.generation.native import NativeEngine
 from pipelines.generation.rollouts import EncodedProblems
 from pipelines.generation.settings import FullSupportSampling
 from pipelines.rl.round import run_round
 from pipelines.rl.settings import Advantage, PolicyLoss, RewardWeights, RoundParams
-from pipelines.training.settings import Optimiser
+from pipelines.training.settings import Compute, Optimiser
 
 SETTINGS = {
     "steps": 6,
@@ -20,9 +21,8 @@ SETTINGS = {
     "loss": PolicyLoss(clip_low=0.2, clip_high=0.28, kl=0.0),
     "advantage": Advantage(scale="none"),
     "reward": RewardWeights(verifier=1.0, reward_model=0.0),
-    "optimiser": Optimiser(
-        lr=0.01, schedule="constant", warmup_steps=0, weight_decay=0.0, clip_norm=1.0, micro_tokens=256
-    ),
+    "optimiser": Optimiser(lr=0.01, schedule="constant", warmup_steps=0, weight_decay=0.0, clip_norm=1.0),
+    "compute": Compute(micro_tokens=256),
     "checkpoint_every": 2,
 }
 SURROUNDINGS = {"reward_model": None, "reference": None, "seed": 0, "stage": "rl@1"}
@@ -76,7 +76,9 @@ def weights(model) -> bytes:
 def play(model, scratch, report=silent, **changes):
     settings = {name: changes.get(name, value) for name, value in SETTINGS.items()}
     around = SURROUNDINGS | {name: value for name, value in changes.items() if name not in SETTINGS}
-    return run_round(model, Letters(), problems(), RoundParams(**settings), scratch=scratch, report=report, **around)
+    engine = NativeEngine(model, Letters())
+    params = RoundParams(**settings)
+    return run_round(model, Letters(), engine, problems(), params, scratch=scratch, report=report, **around)
 
 
 def test_every_rollout_is_kept_and_only_mixed_groups_are_trained_on(tiny_model, tmp_path):

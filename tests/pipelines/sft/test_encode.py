@@ -51,7 +51,9 @@ def test_a_demonstration_needs_positions_in_the_model(model, tmp_path):
     tokenizer = build_tokenizer((), 64)
     sequences = encode_demonstrations(tokenizer, demonstrations(("1+1?", "2"), ("1+1?", "2" * 10)), 64)
     optimiser = {"lr": 1e-3, "schedule": "constant", "warmup_steps": 0, "weight_decay": 0.0, "clip_norm": 1.0}
-    params = TrainingParams(steps=1, batch_size=2, checkpoint_every=1, optimiser=optimiser | {"micro_tokens": 64})
+    params = TrainingParams(
+        steps=1, batch_size=2, checkpoint_every=1, optimiser=optimiser, compute={"micro_tokens": 64}
+    )
     options = {"pad_id": 0, "seed": 0, "report": lambda *_: None}
     said = r"longest demonstration has 17 tokens, .* 16 positions; raise base\.source\.architecture\.max_length to 17"
     with pytest.raises(UserError, match=said):

@@ -1,4 +1,4 @@
-"""SIGKILL at every moment of a checkpoint's life: the rerun ends with the bytes of a run that was never killed.
+"""SIGKILL at random moments of a training stage: the rerun ends with the bytes of a run that was never killed.
 
 Children are forked from this process, which has imported torch once, so that many kills stay cheap.
 """
@@ -6,6 +6,7 @@ Children are forked from this process, which has imported torch once, so that ma
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import traceback
@@ -14,21 +15,34 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from pipelines.distill.settings import DistillationParams
 from pipelines.distill.train import distill
+from pipelines.environments.verifiers import Verdict
+from pipelines.generation import rollouts
+from pipelines.generation.native import NativeEngine
 from pipelines.generation.settings import FullSupportSampling
 from pipelines.reward.train import train_reward_model
+from pipelines.rl import round
+from pipelines.rl.round import run_round
+from pipelines.rl.settings import Advantage, PolicyLoss, RewardWeights, RoundParams
 from pipelines.sft.train import fine_tune
-from pipelines.training import checkpoint
+from pipelines.training import checkpoint, trainer
 from pipelines.training.batch import Sequence
-from pipelines.training.settings import Optimiser, TrainingParams
+from pipelines.training.settings import Compute, Optimiser, TrainingParams
 
-STEPS, EVERY = 6, 2
-SETTINGS = Optimiser(lr=0.01, schedule="cosine", warmup_steps=1, weight_decay=0.1, clip_norm=1.0, micro_tokens=64)
-TRAINING = {"steps": STEPS, "batch_size": 4, "optimiser": SETTINGS, "checkpoint_every": EVERY}
+STEPS, EVERY, MOMENTS = 6, 2, 20
+SETTINGS = Optimiser(lr=0.01, schedule="cosine", warmup_steps=1, weight_decay=0.1, clip_norm=1.0)
+TRAINING = {
+    "steps": STEPS,
+    "batch_size": 4,
+    "optimiser": SETTINGS,
+    "compute": Compute(micro_tokens=64),
+    "checkpoint_every": EVERY,
+}
 LOOP = {"pad_id": 0, "seed": 0}
 
 
@@ -57,16 +71,12 @@ def reward(make, scratch: Path, report) -> torch.nn.Module:
     return model
 
 
-def rl(make, scratch: Path, report) -> torch.nn.Module:
-    from pipelines.environments.verifiers import Verdict
-    from pipelines.generation import rollouts
-    from pipelines.rl.round import run_round
-    from pipelines.rl.settings import Advantage, PolicyLoss, RewardWeights, RoundParams
+def rl(make, scratch: Path, report, **changes) -> torch.nn.Module:
     from tests.pipelines.rl.test_round import Letters, problems
 
     rollouts.verify_batch = lambda texts, *columns: [Verdict(t[:1] < "n", float(t[:1] < "n"), "letter") for t in texts]
     model = make(0)
-    params = RoundParams(
+    settings = dict(
         steps=STEPS,
         problems_per_step=4,
         group_size=4,
@@ -76,13 +86,15 @@ def rl(make, scratch: Path, report) -> torch.nn.Module:
         advantage=Advantage(scale="none"),
         reward=RewardWeights(verifier=1.0, reward_model=0.0),
         optimiser=SETTINGS,
+        compute=Compute(micro_tokens=64, layout="shared"),
         checkpoint_every=EVERY,
     )
     _, table = run_round(
         model,
         Letters(),
+        NativeEngine(model, Letters()),
         problems(),
-        params,
+        RoundParams(**settings | changes),
         reward_model=None,
         reference=make(0),
         seed=0,
@@ -104,37 +116,35 @@ def student(make, scratch: Path, report) -> torch.nn.Module:
 STAGES: dict[str, Callable] = {"sft": sft, "reward": reward, "rl": rl, "distill": student}
 
 
-def kill_between(step: int):
-    def report(done, total, metrics):
-        if done == step:
+def kill_at(moment: int | None, counted: Path) -> None:
+    """Die at event number `moment`: after an update, a file, a sync, on either side of a rename; None counts them."""
+    events = 0
+
+    def event() -> None:
+        nonlocal events
+        events += 1
+        if events == moment:
             os.kill(os.getpid(), signal.SIGKILL)
+        if moment is None:
+            counted.write_text(str(events))
 
-    return report
+    def followed(function: Callable, before: bool = False) -> Callable:
+        def call(*arguments, **options):
+            if before:
+                event()
+            found = function(*arguments, **options)
+            event()
+            return found
 
+        return call
 
-def kill_at(moment: str):
-    """Die inside the second checkpoint: while it is written, before or after its rename."""
-    saves = 0
-    rename, save_file = os.rename, checkpoint.save_file
-
-    def die_when(name: str) -> None:
-        if saves == 2 and name == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def counted_save(tensors, path):
-        nonlocal saves
-        if path.name == "model.safetensors":
-            saves += 1
-        save_file(tensors, path)
-        die_when(f"after writing {path.name}")
-
-    def watched_rename(source, target):
-        die_when("before the rename")
-        rename(source, target)
-        die_when("after the rename")
-
-    checkpoint.save_file, checkpoint.os.rename = counted_save, watched_rename
-    return lambda done, total, metrics: None
+    trainer.Trainer.update = followed(trainer.Trainer.update)
+    checkpoint.save_file = followed(checkpoint.save_file)
+    checkpoint.save_arrays = followed(checkpoint.save_arrays)
+    checkpoint._fsync = followed(checkpoint._fsync)
+    os.rename = followed(os.rename, before=True)
+    shutil.rmtree = followed(shutil.rmtree)
+    pq.write_table = followed(pq.write_table)
 
 
 def forked(work: Callable[[], None]) -> int:
@@ -152,42 +162,67 @@ def forked(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def undisturbed():
-    return lambda done, total, metrics: None
-
-
-def result(stage: str, make, scratch: Path, arm: Callable[[], Callable] = undisturbed) -> Callable[[], None]:
-    """The whole stage in `scratch`, its weights left there as bytes; `arm` sets the trap in the child."""
+def result(stage: str, make, scratch: Path, moment: int | None) -> Callable[[], None]:
+    """The whole stage in `scratch`, its weights left there as bytes; killed at event `moment`, if it is one."""
 
     def work() -> None:
         torch.set_num_threads(1)
-        model = STAGES[stage](make, scratch, arm())
+        kill_at(moment, scratch / "events")
+        model = STAGES[stage](make, scratch, lambda done, total, metrics: None)
         weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
         (scratch / "weights").write_bytes(weights)
 
     return work
 
 
-BETWEEN = [f"between steps: {step}" for step in range(1, STEPS + 1)]
-WITHIN = [
-    "after writing model.safetensors",
-    "after writing optimiser.safetensors",
-    "before the rename",
-    "after the rename",
-]
-
-
 @pytest.mark.parametrize("stage", STAGES)
-def test_killed_anywhere_the_rerun_gives_the_same_bytes(stage, tiny_model, tmp_path):
+def test_killed_at_random_moments_the_rerun_gives_the_same_bytes(stage, tiny_model, tmp_path):
     whole = tmp_path / "whole"
     whole.mkdir()
-    assert forked(result(stage, tiny_model, whole)) == 0
-    for number, moment in enumerate(BETWEEN + WITHIN):
-        killed = tmp_path / str(number)
+    assert forked(result(stage, tiny_model, whole, None)) == 0
+    events = int((whole / "events").read_text())
+    assert events > MOMENTS
+    for moment in sorted(np.random.default_rng(0).choice(events - 1, MOMENTS, replace=False) + 1):
+        killed = tmp_path / str(moment)
         killed.mkdir()
-        step = int(moment.rpartition(" ")[2]) if moment in BETWEEN else 0
-        arm = partial(kill_between, step) if step else partial(kill_at, moment)
-        assert forked(result(stage, tiny_model, killed, arm)) == -signal.SIGKILL, moment
-        assert forked(result(stage, tiny_model, killed)) == 0, moment
+        assert forked(result(stage, tiny_model, killed, int(moment))) == -signal.SIGKILL, moment
+        assert forked(result(stage, tiny_model, killed, None)) == 0, moment
         for name in ("weights", *(("rollouts.json",) if stage == "rl" else ())):
-            assert (killed / name).read_bytes() == (whole / name).read_bytes(), f"{name}, killed {moment}"
+            assert (killed / name).read_bytes() == (whole / name).read_bytes(), f"{name}, killed at event {moment}"
+
+
+def test_a_run_goes_on_inside_a_reused_batch(tiny_model, tmp_path):
+    """Three updates per batch of rollouts and a checkpoint after each: killed after the second, it samples no more."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for directory in (whole, killed):
+        directory.mkdir()
+    play = partial(rl, updates_per_step=3, checkpoint_every=1)
+
+    def work(scratch: Path, updates: int | None) -> Callable[[], None]:
+        def run() -> None:
+            torch.set_num_threads(1)
+            update, sample, done = trainer.Trainer.update, rollouts.sample_rollouts, []
+
+            def counted(*arguments):
+                if len(done) == updates:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                done.append(1)
+                return update(*arguments)
+
+            def noted(*arguments, **options):
+                with (scratch / "sampled").open("a") as file:
+                    file.write(f"{options['step']}\n")
+                return sample(*arguments, **options)
+
+            trainer.Trainer.update, round.sample_rollouts = counted, noted
+            model = play(tiny_model, scratch, lambda done, total, metrics: None)
+            (scratch / "weights").write_bytes(b"".join(p.detach().numpy().tobytes() for p in model.parameters()))
+
+        return run
+
+    assert forked(work(whole, None)) == 0
+    assert forked(work(killed, 2)) == -signal.SIGKILL
+    assert list((killed / "checkpoints").glob("tick-00000002/batch.safetensors"))
+    assert forked(work(killed, None)) == 0
+    for name in ("weights", "rollouts.json", "sampled"):
+        assert (killed / name).read_bytes() == (whole / name).read_bytes(), name

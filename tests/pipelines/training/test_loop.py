@@ -8,14 +8,22 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.training.batch import Sequence, epoch_order, indices_at
+from pipelines.training.batch import Sequence, epoch_order, indices_at, micro_batches
 from pipelines.training.checkpoint import CheckpointStore, readable
 from pipelines.training.components import BradleyTerry, Outputs, TokenComponent, cross_entropy, token_outputs
 from pipelines.training.loop import optimise
-from pipelines.training.settings import Optimiser
+from pipelines.training.settings import Compute, Optimiser, Training
 from pipelines.training.trainer import Trainer, learning_rate
 
-SETTINGS = Optimiser(lr=0.01, schedule="constant", warmup_steps=0, weight_decay=0.1, clip_norm=1.0, micro_tokens=4096)
+OPTIMISER = Optimiser(lr=0.01, schedule="constant", warmup_steps=0, weight_decay=0.1, clip_norm=1.0)
+SETTINGS = Training(optimiser=OPTIMISER, compute=Compute(micro_tokens=4096), checkpoint_every=3)
+
+
+def training(compute: Compute | None = None, **optimiser) -> Training:
+    changes = {"compute": compute or SETTINGS.compute, "optimiser": OPTIMISER.model_copy(update=optimiser)}
+    return SETTINGS.model_copy(update=changes)
+
+
 CROSS_ENTROPY = TokenComponent("cross_entropy", 1.0, "supervised", cross_entropy)
 
 
@@ -31,7 +39,7 @@ def units(count: int = 8, seed: int = 0):
 
 
 def gradients(model, batch, micro_tokens):
-    trainer = Trainer(model, [CROSS_ENTROPY], SETTINGS.model_copy(update={"micro_tokens": micro_tokens}), 1, 0)
+    trainer = Trainer(model, [CROSS_ENTROPY], training(compute=Compute(micro_tokens=micro_tokens)), 1, 0)
     trainer.update(batch)
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
@@ -63,18 +71,25 @@ def test_gradient_does_not_depend_on_the_order_of_rows(tiny_model):
 
 
 def test_token_logprobs_are_aligned_with_their_tokens(tiny_model):
-    from pipelines.training.batch import collate
-
-    model, batch = tiny_model(), collate(units(3), [2, 0, 1], 0, torch.device("cpu"))
+    model, pool = tiny_model(), units(3)
+    (batch,) = micro_batches(pool, "padded", 4096, 0, torch.device("cpu"))
     outputs = token_outputs(model, batch)
     logits = model(batch.tokens_B_T).logits
-    assert torch.all(outputs.logp_B_T[:, 0] == 0)
-    expected = torch.log_softmax(logits[1, 1], -1)[batch.tokens_B_T[1, 2]]
-    assert float(outputs.logp_B_T[1, 2].detach()) == pytest.approx(float(expected.detach()), abs=1e-6)
+    expected = torch.log_softmax(logits[batch.rows_N, batch.columns_N], -1)
+    torch.testing.assert_close(outputs.logprobs_N_V, expected)
+    seen = 0
+    for row, index in enumerate(batch.units):
+        tokens, scored = pool[index][0].tokens, pool[index][0].scored()
+        for at in scored:
+            assert int(batch.targets_N[seen]) == tokens[at]
+            logp = torch.log_softmax(logits[row, at - 1], -1)[tokens[at]]
+            assert float(outputs.logp_N[seen].detach()) == pytest.approx(float(logp.detach()), abs=1e-6)
+            seen += 1
+    assert seen == len(batch.targets_N)
 
 
 def test_bradley_terry_by_hand():
-    outputs = Outputs(scores_B=torch.tensor([2.0, 0.0, -1.0, 1.0]))
+    outputs = Outputs(scores_S=torch.tensor([2.0, 0.0, -1.0, 1.0]))
     loss = float(BradleyTerry().loss(outputs, None))
     assert loss == pytest.approx(math.log(1 + math.exp(-2)) + math.log(1 + math.exp(2)), abs=1e-6)
     assert float(BradleyTerry().measure(outputs, None)["pair_accuracy"]) == 1
@@ -84,7 +99,7 @@ def test_bradley_terry_by_hand():
 def test_a_gradient_that_is_not_finite_changes_nothing(tiny_model):
     model = tiny_model()
     before = [parameter.clone() for parameter in model.parameters()]
-    bad = TokenComponent("bad", 1.0, "supervised", lambda outputs, batch: outputs.logp_B_T * float("inf"))
+    bad = TokenComponent("bad", 1.0, "supervised", lambda outputs, batch: outputs.logp_N * float("inf"))
     with pytest.raises(FloatingPointError, match="nothing was changed"):
         Trainer(model, [bad], SETTINGS, 1, 0).update(units())
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
@@ -92,7 +107,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(tiny_model):
 
 def test_the_gradient_is_clipped_to_the_norm(tiny_model):
     model = tiny_model()
-    trainer = Trainer(model, [CROSS_ENTROPY], SETTINGS.model_copy(update={"clip_norm": 1e-3}), 1, 0)
+    trainer = Trainer(model, [CROSS_ENTROPY], training(clip_norm=1e-3), 1, 0)
     assert trainer.update(units())["gradient_norm"] > 1e-3
     norm = math.sqrt(sum(float(parameter.grad.square().sum()) for parameter in model.parameters()))
     assert norm == pytest.approx(1e-3, rel=1e-3)
@@ -107,7 +122,7 @@ def test_weight_decay_leaves_vectors_alone(tiny_model):
 
 def test_schedules():
     def rates(schedule):
-        settings = SETTINGS.model_copy(update={"schedule": schedule, "warmup_steps": 2})
+        settings = OPTIMISER.model_copy(update={"schedule": schedule, "warmup_steps": 2})
         return [round(learning_rate(settings, update, 6), 6) for update in range(6)]
 
     assert rates("constant") == [0.005, 0.01, 0.01, 0.01, 0.01, 0.01]
@@ -141,7 +156,7 @@ def run(model, directory, steps, stop_after=None):
         if done == stop_after:
             raise KeyboardInterrupt
 
-    trainer = Trainer(model, [CROSS_ENTROPY], SETTINGS.model_copy(update={"schedule": "cosine"}), steps, 0)
+    trainer = Trainer(model, [CROSS_ENTROPY], training(schedule="cosine"), steps, 0)
     pool = units(10)
     units_at = lambda step: ([[pool[i] for i in indices_at(step, 4, 0, 10)]], {"step": float(step)})  # noqa: E731
     return optimise(trainer, steps, units_at, CheckpointStore(directory), 3, report)
@@ -167,12 +182,12 @@ def test_a_damaged_checkpoint_is_passed_over(tiny_model, tmp_path):
     history = run(whole, tmp_path / "whole", 9)
     with pytest.raises(KeyboardInterrupt):
         run(tiny_model(), tmp_path / "stopped", 9, 8)
-    newest = tmp_path / "stopped" / "step-00000006"
+    newest = tmp_path / "stopped" / "tick-00000006"
     content = bytearray((newest / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (newest / "model.safetensors").write_bytes(content)
     assert not readable(newest)
-    assert CheckpointStore(tmp_path / "stopped").newest_step() == 3
+    assert CheckpointStore(tmp_path / "stopped").newest_tick() == 3
     resumed = tiny_model(99)
     assert run(resumed, tmp_path / "stopped", 9) == history
     assert weights(resumed) == weights(whole)
@@ -183,4 +198,4 @@ def test_old_checkpoints_go_and_a_step_without_updates_is_recorded(tiny_model, t
     history = optimise(trainer, 6, lambda step: ([], {"reward": 1.0}), CheckpointStore(tmp_path), 1, print)
     assert history == [{"reward": 1.0}] * 6
     assert trainer.updates == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000005", "step-00000006"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tick-00000005", "tick-00000006"]
