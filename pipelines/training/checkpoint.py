@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 
 from pipelines.training.batch import Sequence, Unit
 from pipelines.training.loop import Controller, Progress
+from pipelines.training.team import Team
 
 if TYPE_CHECKING:
     from pipelines.training.trainer import Trainer
@@ -37,22 +39,36 @@ class CheckpointStore:
     def __init__(self, directory: Path, keep: int = 2):
         self.directory, self.keep = directory, keep
         directory.mkdir(parents=True, exist_ok=True)
-        for leftover in directory.glob(".writing-*"):
-            shutil.rmtree(leftover)
+        if Team().is_first:
+            for leftover in directory.glob(".writing-*"):
+                shutil.rmtree(leftover)
+        Team().wait()
 
-    def save(self, trainer: Trainer, progress: Progress, controllers: Mapping[str, Controller]) -> Path:
-        """Write a checkpoint; then drop all but the newest `keep`."""
+    def save(self, trainer: Trainer, progress: Progress, controllers: Mapping[str, Controller]) -> None:
+        """Write a checkpoint; then drop all but the newest `keep`. In a team the first process does."""
+        parts = trainer.state()
+        if trainer.team.is_first:
+            self._write(parts, trainer.updates, progress, controllers)
+        trainer.team.wait()
+
+    def _write(
+        self,
+        parts: Mapping[str, dict[str, torch.Tensor]],
+        updates: int,
+        progress: Progress,
+        controllers: Mapping[str, Controller],
+    ) -> None:
         final = self.directory / f"tick-{progress.ticks:08d}"
         writing = self.directory / f".writing-{final.name}"
         if writing.exists():
             shutil.rmtree(writing)
         writing.mkdir()
-        for name, tensors in trainer.state().items():
+        for name, tensors in parts.items():
             save_file(tensors, writing / f"{name}.safetensors")
         if progress.updates is not None:
             save_arrays(_arrays(progress.updates), writing / "batch.safetensors")
         state = {
-            "updates": trainer.updates,
+            "updates": updates,
             "ticks": progress.ticks,
             "history": progress.history,
             "metrics": progress.metrics,
@@ -74,7 +90,6 @@ class CheckpointStore:
             )
         for old in self._all()[: -self.keep]:
             shutil.rmtree(old)
-        return final
 
     def resume(self, trainer: Trainer, controllers: Mapping[str, Controller]) -> Progress | None:
         """Load the newest readable checkpoint into trainer and controllers; None when there is none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pipelines.training.settings import Lora
+from pipelines.training.team import whole
 
 if TYPE_CHECKING:
     import torch
@@ -43,13 +44,12 @@ def merge(model: torch.nn.Module) -> None:
 
 def merged_weights(model: torch.nn.Module) -> dict[str, Tensor]:
     """The weights the model would have after `merge`, by their ordinary names; the model stays as it is."""
-    weights = {
-        name.replace(".base_layer.", "."): tensor for name, tensor in model.state_dict().items() if ".lora_" not in name
-    }
+    state = {name: whole(tensor) for name, tensor in model.state_dict().items() if ".lora_" not in name}
+    weights = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items()}
     names = {id(layer): name for name, layer in model.named_modules()}
     for _, _, layer in _layers(model):
         name = f"{names[id(layer)]}.weight"
-        weights[name] = weights[name] + layer.get_delta_weight(_ADAPTER)
+        weights[name] = weights[name] + whole(layer.get_delta_weight(_ADAPTER))
     return weights
 
 

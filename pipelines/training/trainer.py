@@ -16,6 +16,7 @@ from pipelines.training import lora
 from pipelines.training.batch import MicroBatch, Unit, micro_batches
 from pipelines.training.components import Component, Outputs, token_outputs
 from pipelines.training.settings import Optimiser, Training
+from pipelines.training.team import Sharded, Team, device, like, whole
 
 _BETAS = (0.9, 0.95)
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -25,7 +26,7 @@ class Trainer:
     """A model, its AdamW state and the number of updates done. One call of `update` is one optimiser step.
 
     The model is trained in place. With adapters or a moving average, its weights are those that are to be published
-    after `finish` only.
+    after `finish` only. In a team the processes train a sharded copy, and `finish` brings its weights back.
     """
 
     def __init__(
@@ -39,14 +40,16 @@ class Trainer:
     ):
         self.model, self.components, self.params = model, list(components), params
         self.total_updates, self.pad_id, self.forward = total_updates, pad_id, forward
-        self.updates = 0
+        self.updates, self.team = 0, Team()
         if params.lora is not None:
             lora.attach(model, params.lora)
         if params.compute.checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         if params.compute.compile:
             model.base_model.compile(dynamic=True)
-        self.parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        self._sharded = Sharded(model, lambda *inputs: vars(forward(*inputs)).values()) if self.team.size > 1 else None
+        self.trained = model if self._sharded is None else self._sharded.model
+        self.parameters = {name: value for name, value in self.trained.named_parameters() if value.requires_grad}
         decay = params.optimiser.weight_decay
         values = self.parameters.values()
         self.optimiser = torch.optim.AdamW(
@@ -72,17 +75,17 @@ class Trainer:
         if not any(denominators.values()):
             raise UserError(f"update {self.updates + 1}: none of the tokens of its {len(units)} units is to be learned")
         sums: dict[str, Tensor | float] = defaultdict(float)
-        self.model.train()
+        self.trained.train()
         self.optimiser.zero_grad(set_to_none=True)
-        for batch in self._micro_batches(units):
+        for batch, counts in self._micro_batches(units):
             with self._precision(batch.tokens_B_T.device):
-                outputs = self.forward(self.model, batch)
-            loss = self._loss(outputs, batch, denominators, sums)
+                outputs = self._outputs(batch)
+            loss = self._loss(outputs, batch, denominators, counts, sums)
             if loss.requires_grad:
                 loss.backward()
-        found = {name: float(value) for name, value in sums.items()}
+        found = self.team.total({name: float(value) for name, value in sums.items()})
         settings = self.params.optimiser
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), settings.clip_norm))
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(self.parameters.values(), settings.clip_norm)))
         if not math.isfinite(norm) or not all(map(math.isfinite, found.values())):
             raise FloatingPointError(
                 f"update {self.updates + 1}: gradient norm {norm}, losses {found}; nothing was changed"
@@ -101,25 +104,32 @@ class Trainer:
         with torch.no_grad():
             for name, average in self.average.items():
                 self.parameters[name].copy_(average)
+            if self._sharded is not None:
+                own = dict(self.model.named_parameters())
+                for name, value in self.parameters.items():
+                    own[name].copy_(whole(value))
+        self.team.dismiss()
         if self.params.lora is not None:
             lora.merge(self.model)
 
     def weights(self) -> dict[str, Tensor]:
         """The weights to sample from now, by their ordinary names."""
-        return self.model.state_dict() if self.params.lora is None else lora.merged_weights(self.model)
+        if self.params.lora is not None:
+            return lora.merged_weights(self.trained)
+        return {name: whole(value) for name, value in self.trained.state_dict().items()}
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Everything that `restore` needs beside the number of updates, by name of the part and of the parameter."""
         names = {id(value): name for name, value in self.parameters.items()}
         moments = {
-            f"{moment}/{names[id(parameter)]}": state[moment].contiguous()
+            f"{moment}/{names[id(parameter)]}": whole(state[moment]).contiguous()
             for parameter, state in self.optimiser.state.items()
             for moment in _MOMENTS
         }
         parts = {
-            "model": {name: value.detach().contiguous() for name, value in self.parameters.items()},
+            "model": {name: whole(value.detach()).contiguous() for name, value in self.parameters.items()},
             "optimiser": moments,
-            "average": self.average,
+            "average": {name: whole(value) for name, value in self.average.items()},
         }
         return {name: tensors for name, tensors in parts.items() if tensors}
 
@@ -127,11 +137,11 @@ class Trainer:
     def restore(self, state: Mapping[str, Mapping[str, Tensor]], updates: int) -> None:
         """Go on from a `state` that was taken after `updates` updates."""
         for name, parameter in self.parameters.items():
-            parameter.copy_(state["model"][name])
+            parameter.copy_(like(state["model"][name], parameter))
             if self.average:
-                self.average[name].copy_(state["average"][name])
+                self.average[name].copy_(like(state["average"][name], parameter))
             if updates:
-                moments = {moment: state["optimiser"][f"{moment}/{name}"].to(parameter.device) for moment in _MOMENTS}
+                moments = {moment: like(state["optimiser"][f"{moment}/{name}"], parameter) for moment in _MOMENTS}
                 self.optimiser.state[parameter] = {"step": torch.tensor(float(updates)), **moments}
         self.updates = updates
 
@@ -139,9 +149,19 @@ class Trainer:
         """What to report of a loop step that trained on `tokens` tokens and took `seconds`, sampling included."""
         return {"tokens_per_second": tokens / seconds} if tokens else {}
 
-    def _micro_batches(self, units: Sequence[Unit]) -> Iterator[MicroBatch]:
-        device = next(iter(self.parameters.values())).device
-        return micro_batches(units, self.params.compute.layout, self.params.compute.micro_tokens, self.pad_id, device)
+    def _micro_batches(self, units: Sequence[Unit]) -> Iterator[tuple[MicroBatch, float]]:
+        """This process's micro-batches, each with a factor 1; where others have more, one again with a factor 0."""
+        compute = self.params.compute
+        share = self.team.share(units, _length)
+        batches = list(micro_batches(share or units[:1], compute.layout, compute.micro_tokens, self.pad_id, device()))
+        for number in range(self.team.most(len(batches))):
+            counts = number < len(batches) and len(share) > 0
+            yield batches[number if counts else 0], float(counts)
+
+    def _outputs(self, batch: MicroBatch) -> Outputs:
+        if self._sharded is None:
+            return self.forward(self.trained, batch)
+        return Outputs(*self._sharded(batch))
 
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
         if self.params.compute.precision == "float32":
@@ -149,21 +169,30 @@ class Trainer:
         return torch.autocast(device.type, torch.bfloat16)
 
     def _loss(
-        self, outputs: Outputs, batch: MicroBatch, denominators: dict[str, float], sums: dict[str, Tensor | float]
+        self,
+        outputs: Outputs,
+        batch: MicroBatch,
+        denominators: dict[str, float],
+        factor: float,
+        sums: dict[str, Tensor | float],
     ) -> Tensor:
-        """The loss of a micro-batch; its parts and measures are added to `sums`."""
+        """`factor` times the loss of a micro-batch; its parts and measures are added to `sums`."""
         total = torch.zeros((), device=batch.tokens_B_T.device)
         for component in self.components:
-            denominator = denominators[component.name]
-            if denominator == 0:
+            if denominators[component.name] == 0:
                 continue
-            part = component.loss(outputs, batch) / denominator
+            share = factor / denominators[component.name]
+            part = component.loss(outputs, batch) * share
             total = total + component.coefficient * part
             sums[f"loss/{component.name}"] += part.detach().double()
             with torch.no_grad():
                 for name, value in component.measure(outputs, batch).items():
-                    sums[name] += value.double() / denominator
+                    sums[name] += value.double() * share
         return total
+
+
+def _length(unit: Unit) -> int:
+    return sum(len(sequence.tokens) for sequence in unit)
 
 
 def learning_rate(settings: Optimiser, update: int, total: int) -> float:
