@@ -46,6 +46,7 @@ BOOKKEEPING = tuple(
         "publishing",
         "recording",
         "settings",
+        "torchrun",
         "yamlfile",
     )
 )

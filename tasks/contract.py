@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from pipelines.errors import UserError
+from tasks import torchrun
 from tasks.execution import Execution
 from tasks.graph import Graph, Node
 from tasks.outcome import Ending, in_words
@@ -55,12 +56,19 @@ def main(compute: Callable[[Execution], None], argv: list[str] | None = None, *,
     module = running.__spec__.name
     sys.modules[module] = running  # otherwise reading its `Params` would import the stage a second time
     group = module.rpartition(".")[2]
-    key = next(iter(sys.argv[1:] if argv is None else argv), None)
-    ending = Ending(f"{group}@{key}" if key else group)
-    ending.watch_signals()
+    arguments = sys.argv[1:] if argv is None else argv
+    stage = "@".join([group, *arguments[:1]])
     os.environ |= {"DO_NOT_TRACK": "true", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
     if not network:
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    if torchrun.is_follower():
+        torchrun.follow(compute, Path.cwd(), stage)
+        sys.exit()
+    processes = 1 if torchrun.is_started() else torchrun.wanted(Path.cwd(), stage)
+    if processes > 1:
+        torchrun.launch(module, stage, processes, arguments)
+    ending = Ending(stage)
+    ending.watch_signals()
     try:
         _run(compute, ending, group)
     except _Busy as error:
@@ -100,6 +108,7 @@ def _run(compute: Callable[[Execution], None], ending: Ending, group: str) -> No
     ending.note(input_digest=work.digest)
     if publishing.finished_files(work.scratch) is not None and (work.scratch / _RECORD).exists():
         ending.close()
+        torchrun.lead(None)
         _publish(work)
         ending.succeed("republished", f"this work was finished before; published {work.node.outs[0]} again")
     else:
@@ -184,6 +193,7 @@ def _execute(compute: Callable[[Execution], None], ending: Ending, work: _Work) 
         parents=[entry["digest"]["sha256"] for entry in dependencies if entry["annotations"]["stage"]],
     )
     execution = Execution(node, work.settings, scratch, recorder, is_resumed)
+    torchrun.lead(scratch)
     loaded_before = set(sys.modules)
     print(f"{node.name}: {'resuming' if is_resumed else 'computing'} on inputs {work.digest[:16]}", flush=True)
     ending.computing(execution)

@@ -124,3 +124,13 @@ class Execution:
         if path is not None:
             known["sha256"] = digests.tree_sha256(Path(path))
         self.sources.append({"name": str(name), "digest": known})
+
+
+class Silent(Execution):
+    """The execution of a stage as the processes beside its first one see it: nothing they say or write is kept."""
+
+    def progress(self, *arguments: Any, **metrics: float) -> None:
+        """The first process says it."""
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """The first process notes it."""

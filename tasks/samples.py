@@ -16,9 +16,10 @@ def verified_samples(stage: Execution, checkpoint: Path, problems: pa.Table) -> 
     from pipelines.generation.engines import open_engine
     from pipelines.generation.rollouts import encode_problems, rollout_table, sample_in_parts
     from pipelines.records import ROLLOUT, read, write
+    from pipelines.training.team import Team
 
     drawn = stage.scratch / "samples.parquet"
-    if drawn.exists():
+    if drawn.exists():  # for all processes of a team, or for none: none gets here before all have left this function
         return read(drawn, ROLLOUT)
     engine = open_engine(stage.engine, checkpoint)
     rollouts = sample_in_parts(
@@ -33,7 +34,10 @@ def verified_samples(stage: Execution, checkpoint: Path, problems: pa.Table) -> 
     )
     engine.close()
     table = rollout_table(rollouts)
-    writing = drawn.with_suffix(".writing")
-    write(writing, table, ROLLOUT)
-    writing.rename(drawn)
+    team = Team()
+    if team.is_first:
+        writing = drawn.with_suffix(".writing")
+        write(writing, table, ROLLOUT)
+        writing.rename(drawn)
+    team.wait()
     return table

@@ -36,12 +36,19 @@ class Round(Strict):
     init: str = Field(min_length=1, description="checkpoint directory that the round starts from")
 
 
+class Distributed(Strict):
+    """How a stage that trains is spread over processes of this machine."""
+
+    processes: int = Field(default=1, ge=1, le=1024, description="processes, one per GPU where there are GPUs")
+
+
 class _TopLevel(Strict):
     """What every stage shares."""
 
     seed: int = Field(ge=0, le=2**32 - 1, description="of everything random")
     threads: int = Field(ge=1, le=256, description="CPU threads of a stage")
     engine: EngineParams = Field(default=NativeEngineParams(name="native"), description="what samples")
+    distributed: Distributed = Field(default=Distributed(), description="how stages that train are spread")
 
 
 _UNREAD = {"seed": 0, "threads": 1}  # stand for what a stage does not declare and so cannot read
@@ -69,6 +76,10 @@ class Settings:
     @property
     def engine(self) -> EngineParams:
         return self._declared(self._top, "engine")
+
+    @property
+    def distributed(self) -> Distributed:
+        return self._declared(self._top, "distributed")
 
     @property
     def rounds(self) -> dict[str, Round]:

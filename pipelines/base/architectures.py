@@ -71,7 +71,7 @@ def classifier_class(model_type: str) -> Any:
 
 
 def load_model(directory: Path) -> PreTrainedModel:
-    """The causal language model of a checkpoint directory, in float32, from safetensors only."""
+    """The causal language model of a checkpoint directory in float32, on the accelerator if there is one."""
     return _load(causal_lm_class(policy_config(directory).get("model_type", "")), directory)
 
 
@@ -163,6 +163,8 @@ def save_checkpoint(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, 
 def _load(cls: Any, directory: Path) -> PreTrainedModel:
     import torch
 
+    from pipelines.training.team import device
+
     _without_progress_bars()
     with failures_said_as(f"the model of {directory} cannot be loaded"):
         model, info = cls.from_pretrained(
@@ -181,7 +183,7 @@ def _load(cls: Any, directory: Path) -> PreTrainedModel:
             f"{directory}: its weights lack {len(lacking)} tensors of the model, such as {lacking[0]}, "
             "or have them in another shape"
         )
-    return model
+    return model.to(device())
 
 
 def _without_progress_bars() -> None:

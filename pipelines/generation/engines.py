@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipelines.generation.engine import Engine
+from pipelines.generation.engine import Completions, Engine, Prompt
 from pipelines.generation.native import NativeEngine
-from pipelines.generation.settings import EngineParams
+from pipelines.generation.settings import EngineParams, Sampling
+from pipelines.training.team import Team
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def open_engine(params: EngineParams, directory: Path) -> Engine:
     """An engine for the checkpoint in `directory`."""
     if params.name == "native":
-        return NativeEngine.open(directory, params)
+        return _shared(NativeEngine.open(directory, params))
     from pipelines.generation.vllm import open_vllm
 
-    return open_vllm(directory, params)
+    return _shared(open_vllm(directory, params))
 
 
 def engine_of_policy(params: EngineParams, policy: Any, tokenizer: Any, directory: Path, is_adapted: bool) -> Engine:
@@ -27,5 +33,42 @@ def engine_of_policy(params: EngineParams, policy: Any, tokenizer: Any, director
     engine holds a copy. All are told of new weights by `load`.
     """
     if params.name == "native":
-        return NativeEngine(copy.deepcopy(policy) if is_adapted else policy, tokenizer, params)
+        return _shared(NativeEngine(copy.deepcopy(policy) if is_adapted else policy, tokenizer, params))
     return open_engine(params, directory)
+
+
+def _shared(engine: Engine) -> Engine:
+    return engine if Team().size == 1 else TeamEngine(engine)
+
+
+class TeamEngine:
+    """The engines of a team's processes as one: each samples a share of the prompts, all of them get all samples."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.tokenizer, self.team = engine, engine.tokenizer, Team()
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, measures: Collection[str] = ()) -> Completions:
+        def samples_of(number: int) -> int:
+            return len(prompts[number].keys)
+
+        mine = self.team.share(range(len(prompts)), samples_of)
+        drawn = self.engine.generate([prompts[number] for number in mine], sampling, measures)
+        found = {}
+        for numbers, part in self.team.gather((mine, drawn)):
+            samples = iter(_columns(part))
+            found |= {number: list(islice(samples, samples_of(number))) for number in numbers}
+        columns = zip(*(sample for number in range(len(prompts)) for sample in found[number]), strict=True)
+        tokens, logprobs, reasons, *measured = map(list, columns)
+        return Completions(
+            tokens, logprobs, reasons, drawn.policy_version, dict(zip(drawn.measures, measured, strict=True))
+        )
+
+    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        self.engine.load(weights, version)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def _columns(drawn: Completions) -> Iterator[tuple[Any, ...]]:
+    return zip(drawn.tokens, drawn.logprobs, drawn.finish_reasons, *drawn.measures.values(), strict=True)

@@ -30,6 +30,7 @@ from pipelines.training.checkpoint import CheckpointStore
 from pipelines.training.components import Outputs, TokenComponent, token_outputs
 from pipelines.training.loop import Report, optimise
 from pipelines.training.settings import Compute
+from pipelines.training.team import Team
 from pipelines.training.trainer import Trainer
 
 _DEAD_STREAK = 10
@@ -153,16 +154,16 @@ class RolloutLog:
 
     def flush(self, tick: int) -> None:
         """Write what came since the last flush as the shard that belongs to the checkpoint `tick`."""
-        if self.pending:
+        if self.pending and Team().is_first:
             path = self.directory / f"tick-{tick:08d}.parquet"
             writing = path.with_suffix(".writing")
             pq.write_table(rollout_table(self.pending), writing)
             writing.rename(path)
-            self.pending = []
+        self.pending = []
 
     def truncate(self, tick: int) -> None:
         """Drop the shards after the checkpoint `tick`: those they belong to were not finished."""
-        for path in self.directory.iterdir():
+        for path in self.directory.iterdir() if Team().is_first else ():
             if path.suffix != ".parquet" or int(path.stem.removeprefix("tick-")) > tick:
                 path.unlink()
 

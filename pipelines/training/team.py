@@ -9,12 +9,14 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 Item = TypeVar("Item")
+_PATIENCE = timedelta(days=1)  # of processes that wait for one another; `torchrun` ends them when one of them dies
 
 
 class Dismissed(Exception):
@@ -89,7 +91,7 @@ def gather_team() -> Team:
     kind = device().type
     if kind == "cuda":
         torch.cuda.set_device(device())
-    torch.distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
+    torch.distributed.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=_PATIENCE)
     return Team()
 
 

@@ -41,6 +41,7 @@ class Trainer:
         self.model, self.components, self.params = model, list(components), params
         self.total_updates, self.pad_id, self.forward = total_updates, pad_id, forward
         self.updates, self.team = 0, Team()
+        model.to(device())
         if params.lora is not None:
             lora.attach(model, params.lora)
         if params.compute.checkpointing:

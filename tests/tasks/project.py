@@ -13,7 +13,7 @@ from typing import Any
 
 NO_SERVER = "http://127.0.0.1:9"
 REPOSITORY = Path(__file__).resolve().parents[2]
-_PIPELINES = ("__init__.py", "errors.py", "settings.py", "registry.py")
+_PIPELINES = ("errors.py", "settings.py", "registry.py", "generation/settings.py")
 
 _STAGE = """
 from __future__ import annotations
@@ -49,10 +49,9 @@ class Project:
         shutil.copytree(
             REPOSITORY / "tasks", root / "tasks", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
         )
-        (root / "pipelines").mkdir()
+        (root / "pipelines" / "generation").mkdir(parents=True)
         for name in _PIPELINES:
-            if (REPOSITORY / "pipelines" / name).exists():
-                shutil.copy(REPOSITORY / "pipelines" / name, root / "pipelines" / name)
+            shutil.copy(REPOSITORY / "pipelines" / name, root / "pipelines" / name)
 
     def stage(self, name: str, body: str, params: str = "size: int = Field(ge=1)") -> None:
         text = _STAGE.format(params=params, body=textwrap.indent(textwrap.dedent(body).strip(), "    "))
