@@ -43,6 +43,7 @@ def main() -> None:
         results |= command_figures(first)
         results |= byte_figures(first, second)
         results |= learning_figures(first)
+    results |= peer_figures()
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     text = markdown(results)
     print(text)
@@ -188,6 +189,42 @@ def learning_figures(project: Path) -> dict[str, dict[str, Any]]:
         "reward model on held-out pairs": result(100 * reward["heldout_pair_accuracy"], "%", 80, at_least),
     }
     return found
+
+
+PEERS = {  # comparison -> the peer, the least ratio per row, and where the peer is installed
+    "generation": ("transformers generate", {"256 prompts, 5M": 2.0, None: 2.3}, ".venv"),
+    "vllm": ("vLLM 0.32 on the CPU", {None: 3.0}, ".venv-vllm"),
+    "grpo": ("TRL 1.16 GRPOTrainer", {None: 1.9}, ".venv"),
+    "sft": ("TRL 1.16 SFTTrainer, packed", {None: 1.3}, ".venv"),
+}
+
+
+def peer_figures() -> dict[str, dict[str, Any]]:
+    """Tokens a second against the peers: medians of turns, and the median of the turns' ratios."""
+    found = {}
+    for name, (peer, least, folder) in PEERS.items():
+        for row, rates in compare(name, folder).items():
+            figure = result(rates["ours"], "tokens/s", None, None, f"{peer}: {shown(rates['theirs'])}", rates["theirs"])
+            target = least.get(row, least[None])
+            spread = f"{rates['lowest']:.2f} to {rates['highest']:.2f}"
+            figure |= {"ratio": rates["ratio"], "spread": spread, "target": f"ratio at least {target:g}"}
+            found[f"{name}: {row}"] = figure | {"met": rates["ratio"] >= target}
+    (rates,) = compare("checkpoints", ".venv").values()
+    overhead = 100 * (rates["ratio"] - 1)
+    found["checkpoints and a resume"] = result(overhead, "% of the time", 3, at_most, "an uninterrupted run", None)
+    return found
+
+
+def compare(name: str, folder: str) -> dict[str, dict[str, float]]:
+    python = str(ROOT / folder / "bin/python") if (ROOT / folder).is_dir() else sys.executable
+    print(f"{name} against the peer", flush=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / ".bench/trl")])}
+    done = subprocess.run(
+        [python, "-m", "benchmarks.peers", name], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    if done.returncode:
+        sys.exit(f"the comparison `{name}` ended with {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def at_most(value: float, target: float) -> bool:

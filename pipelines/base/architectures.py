@@ -89,6 +89,17 @@ def position_limit(model: PreTrainedModel) -> int | None:
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
+def attention_kinds(model: PreTrainedModel) -> set[str]:
+    """What the layers of `model` remember: full_attention, sliding_attention, as `transformers` names it."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if getattr(model, "_is_stateful", False):
+        kinds.add("recurrent state")
+    if not kinds and getattr(config, "sliding_window", None):
+        kinds.add("sliding_attention")
+    return kinds or {"full_attention"}
+
+
 def parameter_count(directory: Path) -> int:
     """How many numbers the weights of a checkpoint are, from the headers of its files; shared tensors count once."""
     import math

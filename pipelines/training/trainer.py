@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipelines.base.architectures import attention_kinds
 from pipelines.errors import UserError
 from pipelines.training import lora
-from pipelines.training.batch import MicroBatch, Unit, micro_batches
+from pipelines.training.batch import Layout, MicroBatch, Unit, micro_batches
 from pipelines.training.components import Component, Outputs, token_outputs
 from pipelines.training.settings import Optimiser, Training
 from pipelines.training.team import Sharded, Team, device, like, whole
@@ -41,6 +42,7 @@ class Trainer:
         self.model, self.components, self.params = model, list(components), params
         self.total_updates, self.pad_id, self.forward = total_updates, pad_id, forward
         self.updates, self.team = 0, Team()
+        _refuse_layout(model, params.compute.layout)
         model.to(device())
         if params.lora is not None:
             lora.attach(model, params.lora)
@@ -190,6 +192,17 @@ class Trainer:
                 for name, value in component.measure(outputs, batch).items():
                     sums[name] += value.double() * share
         return total
+
+
+def _refuse_layout(model: Any, layout: Layout) -> None:
+    """Raise UserError when layers of the model would see more or less of a row than its sequences have."""
+    fitting = {"padded": None, "packed": {"full_attention", "sliding_attention"}, "shared": {"full_attention"}}[layout]
+    others = set() if fitting is None else attention_kinds(model) - fitting
+    if others:
+        raise UserError(
+            f"compute.layout: {layout} does not fit a {type(model).__name__} with {', '.join(sorted(others))}; "
+            "use padded"
+        )
 
 
 def _length(unit: Unit) -> int:

@@ -171,3 +171,14 @@ def test_a_step_without_anything_to_learn_is_said(tiny_model):
     silent = [(Sequence(np.arange(2, 8), {"weight": np.zeros(6, np.float32)}),)]
     with pytest.raises(UserError, match="update 1: none of the tokens of its 1 units is to be learned"):
         Trainer(tiny_model(), [CROSS_ENTROPY], training(), 1, 0).update(silent)
+
+
+def test_a_layout_that_a_model_would_misread_is_refused():
+    from transformers import MistralConfig, MistralForCausalLM
+
+    shape = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": 0}
+    model = MistralForCausalLM(MistralConfig(sliding_window=4, **shape, **heads))
+    Trainer(model, [CROSS_ENTROPY], training(layout="packed"), 1, 0)
+    with pytest.raises(UserError, match="shared does not fit a MistralForCausalLM with sliding_attention; use padded"):
+        Trainer(model, [CROSS_ENTROPY], training(layout="shared"), 1, 0)
