@@ -1,7 +1,9 @@
 """The figures of the README: two default runs from scratch, timed, compared byte for byte, and what they learned.
 
-Prints a table, writes benchmarks/results.json as `{NAME: {"value", "unit", "against", "ratio", "target", "met"}}` and
-puts the table into README.md between its markers. `against` names what `ratio` compares the value with, or is null.
+Then sampling and training against the peers (benchmarks/peers.py). `python -m benchmarks.bench [pipeline] [peers]`
+prints a table, puts it into README.md between its markers and writes benchmarks/results.json:
+`{NAME: {"value", "unit", "against", "ratio", "target", "met", "part"}}`; `against` names what `ratio` compares the
+value with, or is null.
 """
 
 from __future__ import annotations
@@ -29,7 +31,25 @@ RATCHET = [str(Path(sys.executable).with_name("ratchet"))]
 REPEATS = 9
 
 
-def main() -> None:
+def main(parts: list[str]) -> None:
+    """Measure `parts` of PARTS, all of them when none is named; the figures of the others stay as they are."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name in parts or PARTS:
+        earlier = {figure for figure, found in results.items() if found.get("part", "pipeline") == name}
+        found = {figure: value | {"part": name} for figure, value in PARTS[name]().items()}
+        results = {figure: value for figure, value in results.items() if figure not in earlier} | found
+    results = dict(sorted(results.items(), key=lambda item: list(PARTS).index(item[1]["part"])))
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    text = markdown(results)
+    print(text)
+    readme = ROOT / "README.md"
+    before, _, rest = readme.read_text().partition(BEGIN)
+    readme.write_text(before + BEGIN + "\n" + text + END + rest.partition(END)[2])
+    if not all(result["met"] for result in results.values()):
+        print("Not every target was met: see the table.")
+
+
+def pipeline_figures() -> dict[str, dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="ratchet-bench-") as folder:
         first, second = Path(folder, "first"), Path(folder, "second")
         results: dict[str, dict[str, Any]] = {}
@@ -43,15 +63,7 @@ def main() -> None:
         results |= command_figures(first)
         results |= byte_figures(first, second)
         results |= learning_figures(first)
-    results |= peer_figures()
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    text = markdown(results)
-    print(text)
-    readme = ROOT / "README.md"
-    before, _, rest = readme.read_text().partition(BEGIN)
-    readme.write_text(before + BEGIN + "\n" + text + END + rest.partition(END)[2])
-    if not all(result["met"] for result in results.values()):
-        print("Not every target was met: see the table.")
+    return results
 
 
 def fresh_copy(project: Path) -> None:
@@ -269,5 +281,7 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+PARTS = {"pipeline": pipeline_figures, "peers": peer_figures}
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

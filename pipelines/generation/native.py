@@ -26,6 +26,8 @@ from pipelines.generation.settings import NativeEngineParams, Sampling
 
 _REFILL = 0.25  # share of the rows that must be free before waiting samples are read: a prefill is a call of its own
 
+_BROKEN = "\N{REPLACEMENT CHARACTER}"  # what bytes that are no character are decoded to
+
 NOT_A_DISTRIBUTION = (
     "the model predicts NaN or infinity: its weights are damaged, training has diverged, or the number format of the "
     "engine is too small for it; go back to an earlier checkpoint or set the engine's dtype to float32"
@@ -220,22 +222,35 @@ class Stops:
         stopped_B = np.isin(results.tokens[rows.lines, rows.drawn - 1], self.ids)
         if self.texts:
             lines = zip(rows.lines, rows.drawn, strict=True)
-            stopped_B |= self._hold_text([self._tail(results.tokens[line], count) for line, count in lines])
+            stopped_B |= self._hold_text([results.tokens[line, :count] for line, count in lines])
         return stopped_B
 
     def first_end(self, tokens: Sequence[int]) -> int | None:
         """How many of `tokens` make the completion: up to and with what ends it; None when nothing does."""
         ended_T = np.isin(tokens, self.ids)
-        if self.texts and self._hold_text([tokens])[0]:
-            ended_T |= self._hold_text([self._tail(tokens, count) for count in range(1, len(tokens) + 1)])
+        if self.texts:
+            whole = self.tokenizer.decode(tokens, skip_special_tokens=False)
+            if _BROKEN in whole or self._is_in(whole):
+                ended_T |= self._hold_text([tokens[:count] for count in range(1, len(tokens) + 1)])
         return int(ended_T.argmax()) + 1 if ended_T.any() else None
 
-    def _tail(self, tokens: Sequence[int] | np.ndarray, count: int) -> Sequence[int] | np.ndarray:
-        return tokens[max(0, count - self._reach) : count]
+    def _hold_text(self, completions: Sequence[Any]) -> np.ndarray:
+        """Whether each completion holds a stop text that was not in it before its last token.
 
-    def _hold_text(self, tails: Sequence[Any]) -> np.ndarray:
-        decoded = self.tokenizer.batch_decode(tails, skip_special_tokens=False)
-        return np.array([any(text in tail for text in self.texts) for tail in decoded], dtype=bool)
+        The newest tokens tell, unless they begin inside a character; and bytes that are a character by themselves may
+        be none behind those before them. In both cases the whole completion is read.
+        """
+        tails = self._decoded([tokens[-self._reach :] for tokens in completions])
+        held = np.array([self._is_in(tail) for tail in tails], dtype=bool)
+        unsure = [index for index, tail in enumerate(tails) if held[index] or tail.startswith(_BROKEN)]
+        held[unsure] = [self._is_in(text) for text in self._decoded([completions[index] for index in unsure])]
+        return held
+
+    def _is_in(self, text: str) -> bool:
+        return any(stop in text for stop in self.texts)
+
+    def _decoded(self, rows: Sequence[Any]) -> list[str]:
+        return self.tokenizer.batch_decode(rows, skip_special_tokens=False) if rows else []
 
 
 def _by_length(prompts: Sequence[Prompt]) -> np.ndarray:
