@@ -182,7 +182,7 @@ def _load(cls: Any, directory: Path) -> PreTrainedModel:
             directory,
             output_loading_info=True,
             dtype=torch.float32,
-            attn_implementation="sdpa",
+            attn_implementation=_attention(directory),
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
@@ -201,6 +201,13 @@ def _without_progress_bars() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+
+
+def _attention(directory: Path) -> str:
+    """The attention to load a checkpoint with; SDPA leaves out the soft cap that Gemma 2 puts on its scores."""
+    config = _read_json(directory / "config.json")
+    capped = any(part.get("attn_logit_softcapping") for part in (config, config.get("text_config") or {}))
+    return "eager" if capped else "sdpa"
 
 
 def _model_type(directory: Path) -> str:

@@ -45,6 +45,7 @@ _TEMPERATURES = (0.01, 2.0)  # vLLM refuses higher ones and raises lower ones to
 _PROBED = Sampling(temperature=0.7, max_new_tokens=8)  # not 1, so that log-probs without the temperature are noticed
 _ALLOWED_GAP = {"float32": 1e-3, "float16": 0.03, "bfloat16": 0.1}  # mean over the probe, in nats
 _NOISE = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 1e-3}  # a larger change of the weights moves vLLM's log-probs
+_TRAINED_SPREAD = 3.0  # standard deviation of logits
 _NUMBERS_AT_ONCE = 50_000_000  # of whole distributions that vLLM keeps as Python objects: some 4 GB
 _IN_FLIGHT = 128  # requests to a server at a time
 _STOP_TEXTS = 4  # that a server takes in one request; the others are looked for here alone
@@ -79,17 +80,22 @@ class PlainModel:
         return {name: fitting[self.tied.get(name, name)] for name in self.own}
 
     @torch.no_grad()
+    def logits(self, weights: dict[str, Tensor], tokens: list[int]) -> Tensor:
+        """logits_T_V behind each of `tokens` under a whole state dict, in float32."""
+        device = next(iter(weights.values())).device
+        for buffer in self.model.buffers():
+            buffer.data = buffer.data.to(device)
+        ids_1_T = torch.tensor([tokens], device=device)
+        arguments = {"input_ids": ids_1_T, "use_cache": False}
+        return torch.func.functional_call(self.model, weights, kwargs=arguments).logits[0].float()
+
     def logprobs(
         self, weights: dict[str, Tensor], prompt: list[int], tokens: list[int], temperature: float
     ) -> list[float]:
         """Natural log-probs of `tokens` behind `prompt` under a whole state dict, one per token."""
-        device = next(iter(weights.values())).device
-        for buffer in self.model.buffers():
-            buffer.data = buffer.data.to(device)
-        ids_1_T = torch.tensor([prompt + tokens], device=device)
-        output = torch.func.functional_call(self.model, weights, kwargs={"input_ids": ids_1_T, "use_cache": False})
-        logp_T_V = torch.log_softmax(output.logits[0, len(prompt) - 1 : -1].float() / temperature, dim=-1)
-        return logp_T_V.gather(-1, ids_1_T[0, len(prompt) :, None])[:, 0].tolist()
+        logits_T_V = self.logits(weights, prompt + tokens)[len(prompt) - 1 : -1]
+        ids_T = torch.tensor(tokens, device=logits_T_V.device)
+        return torch.log_softmax(logits_T_V / temperature, dim=-1).gather(-1, ids_T[:, None])[:, 0].tolist()
 
 
 @dataclass(frozen=True)
@@ -171,22 +177,21 @@ class _ProbedEngine(ABC):
         return revert_weight_conversion(self.plain.model, given)
 
     def _keeps_tied_copies(self, complete: dict[str, Tensor]) -> bool:
-        """Whether vLLM goes on with the old output head when it is given a new embedding that is tied to it.
+        """Whether vLLM goes on with an older output head when it is given a new embedding that is tied to it.
 
-        It does on the CPU, where it keeps the head in another layout; found by an embedding with its rows moved on.
-        Some of its models refuse the name of a tied head, so it is given only where this must be.
+        It does on the CPU, where it keeps the head in another layout; found by an embedding with its rows moved on, and
+        scaled until logits differ as those of a trained model do. Some of its models refuse the name of a tied head,
+        so it is given only where this must be.
         """
-        tied = {*self.plain.tied, *self.plain.tied.values()}
-        moved = {name: tensor.roll(1, 0) if name in tied else tensor for name, tensor in complete.items()}
-        self._put(self._named(moved, tied_too=False))
         prompts = _probe_prompts(self.plain.vocabulary)
+        spread = self.plain.logits(complete, prompts[0].tokens).std()
+        scale = max(1.0, _TRAINED_SPREAD / float(spread))
+        tied = {*self.plain.tied, *self.plain.tied.values()}
+        moved = {name: scale * tensor.roll(1, 0) if name in tied else tensor for name, tensor in complete.items()}
+        self._put(self._named(moved, tied_too=False))
         drawn = self.generate(prompts, _PROBED)
-        with_old_copies = moved | {name: complete[name] for name in self.plain.tied}
-        both = [
-            self._plain_logprobs(weights, prompts, drawn, _PROBED.temperature) for weights in (moved, with_old_copies)
-        ]
-        new, old = (float(np.abs(np.concatenate(drawn.logprobs) - plain).mean()) for plain in both)
-        return old < new
+        plain = self._plain_logprobs(moved, prompts, drawn, _PROBED.temperature)
+        return _gap(drawn, plain) > _ALLOWED_GAP[self.params.dtype]
 
     def _sample_to_the_end(
         self, requests: Sequence[tuple[list[int], int]], options: dict[str, Any], stops: Stops
@@ -244,11 +249,10 @@ class _ProbedEngine(ABC):
         plain = self._plain_logprobs(weights, prompts, drawn, _PROBED.temperature)
         if not np.isfinite(plain).all():
             raise FloatingPointError(NOT_A_DISTRIBUTION)
-        now = _Probe(drawn.tokens, np.concatenate(drawn.logprobs), plain)
-        gap = float(np.abs(now.sampled - plain).mean())
-        if gap > _ALLOWED_GAP[self.params.dtype]:
+        if (gap := _gap(drawn, plain)) > _ALLOWED_GAP[self.params.dtype]:
             untempered = self._plain_logprobs(weights, prompts, drawn, 1.0)
-            raise RuntimeError(self._gap_message(gap, float(np.abs(now.sampled - untempered).mean())))
+            raise RuntimeError(self._gap_message(gap, _gap(drawn, untempered)))
+        now = _Probe(drawn.tokens, np.concatenate(drawn.logprobs), plain)
         before = self._probed
         if before is None or before.tokens != now.tokens or not np.array_equal(before.sampled, now.sampled):
             self._probed = now  # else `before` is kept, so that changes too small to be seen add up
@@ -555,6 +559,11 @@ def _distributions(vocabulary: int, places: Iterable[tuple[Sequence[int], Sequen
     return torch.stack(rows)
 
 
+def _gap(drawn: Completions, plain: np.ndarray) -> float:
+    """Mean distance of vLLM's log-probs from those of a plain forward pass, in nats."""
+    return float(np.abs(np.concatenate(drawn.logprobs) - plain).mean())
+
+
 def _probe_prompts(vocabulary: int) -> list[Prompt]:
     """Four prompts of four tokens from all over the vocabulary, each with one key."""
     return [Prompt([(3 + 7919 * (4 * row + place)) % vocabulary for place in range(4)], (row,)) for row in range(4)]
@@ -582,8 +591,8 @@ def _llm_class() -> Any:
         from vllm import LLM
     except ImportError as error:
         raise UserError(
-            f"vLLM cannot be imported ({error}); install it with `pip install vllm==0.32.0` for a GPU, "
-            "or for a CPU as docs/vllm.md says, or choose the native engine"
+            f"vLLM cannot be imported ({error}); for a GPU install it with `pip install vllm==0.32.0` and the project "
+            "again, for a CPU as docs/vllm.md says, or choose the native engine"
         ) from error
     return LLM
 

@@ -17,7 +17,7 @@ from tests.end_to_end.conftest import RATCHET, Project
 def kill_while_training(project: Project, stage: str) -> None:
     """`ratchet run STAGE --force`, then kill -9 of the stage process once it has written a checkpoint."""
     # glob.glob passes over directories that vanish while it looks: a forced run clears its scratch first
-    checkpoints = str(project.root / ".ratchet" / "scratch" / stage / "*" / "checkpoints" / "step-*")
+    checkpoints = str(project.root / ".ratchet" / "scratch" / stage / "*" / "checkpoints" / "tick-*")
     driver = subprocess.Popen(
         [RATCHET, "run", stage, "--force"],
         cwd=project.root,

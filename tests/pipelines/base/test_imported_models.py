@@ -189,3 +189,19 @@ def test_a_model_whose_config_sets_no_limit_has_none(tmp_path):
     build_tokenizer((), 64).save_pretrained(directory)
     made(directory, tmp_path / "base")
     assert position_limit(load_model(tmp_path / "base")) is None
+
+
+def test_capped_attention_scores_stay_capped(tmp_path):
+    import torch
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    shape = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "attn_logit_softcapping": 0.5}
+    config = Gemma2Config(**shape, **heads, initializer_range=1.0, query_pre_attn_scalar=1)
+    torch.manual_seed(0)
+    model = Gemma2ForCausalLM._from_config(config, attn_implementation="eager").eval()
+    model.save_pretrained(tmp_path)
+    tokens = torch.arange(3, 15)[None]
+    from pipelines.base.architectures import load_model
+
+    torch.testing.assert_close(load_model(tmp_path).eval()(tokens).logits, model(tokens).logits)

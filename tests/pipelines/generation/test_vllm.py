@@ -122,16 +122,51 @@ def test_a_half_done_sync_is_noticed(world):
 
 def test_logprobs_before_temperature_are_noticed_and_named(world):
     engine = Pretended(world)
+    engine.load(world.model.state_dict(), version=1)
+    weights, prompts = engine.plain.complete(world.model.state_dict()), iter(vllm._probe_prompts(world.vocabulary))
 
     def untempered(drawn):
-        prompt = next(prompts)
-        weights = engine.plain.complete(world.model.state_dict())
-        return vllm._Drawn(drawn.tokens, engine.plain.logprobs(weights, prompt.tokens, drawn.tokens, 1.0), "length")
+        tokens = drawn.tokens
+        return vllm._Drawn(tokens, engine.plain.logprobs(weights, next(prompts).tokens, tokens, 1.0), drawn.reason)
 
-    prompts = iter(vllm._probe_prompts(world.vocabulary))
     engine.answer = untempered
     with pytest.raises(RuntimeError, match="start it with --logprobs-mode processed_logprobs"):
-        engine.load(world.model.state_dict(), version=1)
+        engine.load(world.model.state_dict(), version=2)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.01])
+def test_a_copy_of_a_tied_head_that_does_not_follow_is_found_and_given_by_its_name(world, scale):
+    """As vLLM keeps one on the CPU; with small weights, as when just made, a model predicts nearly the same always."""
+
+    def scaled(seed: int) -> dict[str, torch.Tensor]:
+        return {
+            name: scale * tensor if tensor.ndim > 1 else tensor
+            for name, tensor in world.make(seed).state_dict().items()
+        }
+
+    engine = Pretended(world)
+    untied = world.make(5)
+    untied.lm_head.weight = torch.nn.Parameter(untied.lm_head.weight.detach().clone())
+    engine.native.model = untied
+    given: list[set[str]] = []
+
+    def put(weights):
+        given.append(set(weights))
+        untied.load_state_dict(weights, strict=False)
+
+    engine._put = put
+    engine.load(scaled(1), version=1)
+    engine.load(scaled(2), version=2)
+    assert ["lm_head.weight" in names for names in given] == [False, True, True]
+
+
+def test_a_tied_head_that_follows_is_not_given_by_its_name(world):
+    engine = Pretended(world)
+    given: list[set[str]] = []
+    put = engine.puts
+    engine.puts = lambda weights: given.append(set(weights)) or put(weights)
+    engine.load(world.make(1).state_dict(), version=1)
+    assert ["lm_head.weight" in names for names in given] == [False, False]
 
 
 def test_a_completion_that_vllm_gave_up_is_no_completion(world):
@@ -353,7 +388,9 @@ def test_a_server_engine_needs_an_url(world):
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 def test_without_vllm_the_message_says_how_to_install_it(world):
-    with pytest.raises(UserError, match=r"vLLM cannot be imported .* install it with `pip install vllm==0.32.0`"):
+    with pytest.raises(
+        UserError, match=r"vLLM cannot be imported .* for a GPU install it with `pip install vllm==0.32.0`"
+    ):
         open_vllm(world.directory, FLOAT32)
 
 
