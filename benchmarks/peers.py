@@ -185,6 +185,33 @@ def vllm() -> dict[str, Any]:
 # --- training -------------------------------------------------------------------------------------------------
 
 
+_TRL = {
+    "use_cpu": True,
+    "bf16": False,
+    "report_to": "none",
+    "gradient_checkpointing": False,
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 1.0,
+    "disable_tqdm": True,
+    "save_strategy": "no",
+    "logging_steps": 1000,
+}
+
+
+def _clock() -> Any:
+    """A callback of TRL's trainers with the moment at which each step ended."""
+    from transformers import TrainerCallback
+
+    class Clock(TrainerCallback):
+        def __init__(self) -> None:
+            self.moments: list[float] = []
+
+        def on_step_end(self, *arguments: Any, **options: Any) -> None:
+            self.moments.append(time.perf_counter())
+
+    return Clock()
+
+
 def tokenizer() -> Any:
     """A word-level tokenizer whose tokens are numbers, for TRL."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -264,21 +291,13 @@ def _grpo_ours() -> Callable[[int], float]:
 
 def _grpo_trl() -> Callable[[int], float]:
     from datasets import Dataset
-    from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     data = Dataset.from_dict({"prompt": [" ".join(map(str, tokens)) for tokens in prompts(32)]})
     reads = tokenizer()
 
-    class Clock(TrainerCallback):
-        def __init__(self) -> None:
-            self.moments: list[float] = []
-
-        def on_step_end(self, *arguments: Any, **options: Any) -> None:
-            self.moments.append(time.perf_counter())
-
     def run(turn: int, micro_batch: int) -> float:
-        clock, lengths = Clock(), []
+        clock, lengths = _clock(), []
 
         def reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:
             lengths.append(sum(map(len, completion_ids)))
@@ -287,26 +306,18 @@ def _grpo_trl() -> Callable[[int], float]:
         with tempfile.TemporaryDirectory() as folder:
             config = GRPOConfig(
                 output_dir=folder,
-                use_cpu=True,
-                bf16=False,
-                report_to="none",
-                gradient_checkpointing=False,
+                seed=turn,
+                **_TRL,
                 per_device_train_batch_size=micro_batch,
                 gradient_accumulation_steps=256 // micro_batch,
                 num_generations=8,
                 max_completion_length=LONGEST,
                 max_steps=2,
                 learning_rate=1e-6,
-                lr_scheduler_type="constant",
                 beta=0.0,
                 temperature=1.0,
                 top_k=0,
                 top_p=1.0,
-                max_grad_norm=1.0,
-                seed=turn,
-                disable_tqdm=True,
-                save_strategy="no",
-                logging_steps=1000,
             )
             trainer = GRPOTrainer(
                 model=model("0.5M"),
@@ -337,7 +348,10 @@ def _rows(count: int) -> list[list[int]]:
 _BATCH, _SFT_STEPS = 128, 4
 
 
-def _sft_ours() -> Callable[[int], float]:
+def _supervised(
+    steps: int, every: int, seed: int, folder: str, report: Callable[[int, int, dict[str, float]], None]
+) -> Callable[[], Any]:
+    """Supervised training that is ready to begin."""
     from pipelines.training.batch import Sequence
     from pipelines.training.checkpoint import CheckpointStore
     from pipelines.training.components import TokenComponent, cross_entropy
@@ -350,51 +364,39 @@ def _sft_ours() -> Callable[[int], float]:
     params = Training(
         optimiser=Optimiser(lr=1e-5, schedule="constant", warmup_steps=0, weight_decay=0.0, clip_norm=1.0),
         compute=Compute(micro_tokens=1536),
-        checkpoint_every=1000,
+        checkpoint_every=every,
     )
+    component = TokenComponent("cross_entropy", 1.0, "supervised", cross_entropy)
+    trainer = Trainer(model("0.5M"), [component], params, steps, PAD)
+    store = CheckpointStore(Path(folder))
+    return lambda: optimise(trainer, steps, epochs(units, _BATCH, seed), store, every, report)
+
+
+def _sft_ours() -> Callable[[int], float]:
+    tokens = sum(map(len, _rows(_BATCH * _SFT_STEPS)))
 
     def rate(turn: int) -> float:
-        trainer = Trainer(
-            model("0.5M"), [TokenComponent("cross_entropy", 1.0, "supervised", cross_entropy)], params, _SFT_STEPS, PAD
-        )
-        moments = [time.perf_counter()]
+        moments: list[float] = []
         with tempfile.TemporaryDirectory() as folder:
-            optimise(
-                trainer,
-                _SFT_STEPS,
-                epochs(units, _BATCH, turn),
-                CheckpointStore(Path(folder)),
-                1000,
-                lambda *_: moments.append(time.perf_counter()),
-            )
-        return sum(map(len, rows)) * (_SFT_STEPS - 1) / _SFT_STEPS / (moments[-1] - moments[1])
+            _supervised(_SFT_STEPS, 1000, turn, folder, lambda *_: moments.append(time.perf_counter()))()
+        return tokens * (_SFT_STEPS - 1) / _SFT_STEPS / (moments[-1] - moments[0])  # the first step warms up
 
     return rate
 
 
 def _sft_trl() -> Callable[[int], float]:
     from datasets import Dataset
-    from transformers import TrainerCallback
     from trl import SFTConfig, SFTTrainer
 
     rows = _rows(_BATCH * _SFT_STEPS)
 
-    class Clock(TrainerCallback):
-        def __init__(self) -> None:
-            self.moments: list[float] = []
-
-        def on_step_end(self, *arguments: Any, **options: Any) -> None:
-            self.moments.append(time.perf_counter())
-
     def run(turn: int, length: int, micro_batch: int) -> float:
-        clock = Clock()
+        clock = _clock()
         with tempfile.TemporaryDirectory() as folder:
             config = SFTConfig(
                 output_dir=folder,
-                use_cpu=True,
-                bf16=False,
-                report_to="none",
-                gradient_checkpointing=False,
+                seed=turn,
+                **_TRL,
                 packing=True,
                 packing_strategy="wrapped",
                 max_length=length,
@@ -402,12 +404,6 @@ def _sft_trl() -> Callable[[int], float]:
                 gradient_accumulation_steps=max(1, sum(map(len, rows)) // (_SFT_STEPS * length * micro_batch)),
                 num_train_epochs=1,
                 learning_rate=1e-5,
-                lr_scheduler_type="constant",
-                max_grad_norm=1.0,
-                seed=turn,
-                disable_tqdm=True,
-                save_strategy="no",
-                logging_steps=1000,
             )
             trainer = SFTTrainer(
                 model=model("0.5M"),
@@ -427,36 +423,20 @@ def _sft_trl() -> Callable[[int], float]:
 
 def checkpoints() -> dict[str, Any]:
     """Seconds of a run that is stopped half-way and resumed, with four checkpoints, over those of one without any."""
-    from pipelines.training.batch import Sequence
-    from pipelines.training.checkpoint import CheckpointStore
-    from pipelines.training.components import TokenComponent, cross_entropy
-    from pipelines.training.loop import epochs, optimise
-    from pipelines.training.settings import Compute, Optimiser, Training
-    from pipelines.training.trainer import Trainer
-
     steps = 40
-    rows = _rows(_BATCH * 4)
-    units = [(Sequence(np.array(row), {"supervised": np.ones(len(row), np.float32)}),) for row in rows]
-    component = TokenComponent("cross_entropy", 1.0, "supervised", cross_entropy)
 
     class Stopped(Exception):
         pass
 
     def run(folder: str, every: int, stop: int | None = None) -> float:
-        params = Training(
-            optimiser=Optimiser(lr=1e-5, schedule="constant", warmup_steps=0, weight_decay=0.0, clip_norm=1.0),
-            compute=Compute(micro_tokens=1536),
-            checkpoint_every=every,
-        )
-        trainer = Trainer(model("0.5M"), [component], params, steps, PAD)
-
         def report(done: int, total: int, metrics: dict[str, float]) -> None:
             if stop is not None and done > stop:
                 raise Stopped
 
+        train = _supervised(steps, every, 0, folder, report)
         began = time.perf_counter()
         with suppress(Stopped):
-            optimise(trainer, steps, epochs(units, _BATCH, 0), CheckpointStore(Path(folder)), every, report)
+            train()
         return time.perf_counter() - began
 
     def stopped(turn: int) -> float:

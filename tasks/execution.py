@@ -131,6 +131,3 @@ class Silent(Execution):
 
     def progress(self, *arguments: Any, **metrics: float) -> None:
         """The first process says it."""
-
-    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """The first process notes it."""

@@ -1,35 +1,16 @@
-"""A tiny language model for the tests of everything that computes with one."""
+"""Fixtures of everything that computes with a language model."""
 
 from __future__ import annotations
 
 import pytest
 
+from tests.pipelines.tiny import tiny_qwen3
+
 
 @pytest.fixture
 def tiny_model():
-    """A function (seed) -> fresh float32 Qwen3 of about 5,000 parameters with 32 tokens; pad 0, end 1."""
+    """`tiny_qwen3`, on one thread."""
     import torch
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3Config, Qwen3ForCausalLM
 
     torch.set_num_threads(1)
-
-    def make(seed: int = 0) -> Qwen3ForCausalLM:
-        torch.manual_seed(seed)
-        config = Qwen3Config(
-            vocab_size=32,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=8,
-            max_position_embeddings=128,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=1,
-            pad_token_id=0,
-            initializer_range=0.3,
-        )
-        return Qwen3ForCausalLM(config)
-
-    return make
+    return tiny_qwen3

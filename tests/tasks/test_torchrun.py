@@ -33,8 +33,7 @@ def pair(project: Project) -> Project:
     """The project with a stage `corpus` that is to run in two processes."""
     for folder in ("training", "generation", "base", "environments"):
         shutil.copytree(REPOSITORY / "pipelines" / folder, project.root / "pipelines" / folder, dirs_exist_ok=True)
-    for name in ("records.py",):
-        shutil.copy(REPOSITORY / "pipelines" / name, project.root / "pipelines" / name)
+    shutil.copy(REPOSITORY / "pipelines/records.py", project.root / "pipelines/records.py")
     project.stage("corpus", SUM)
     params, graph = project.root / "params.yaml", project.root / "dvc.yaml"
     params.write_text("distributed: {processes: 2}\n" + params.read_text())

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from tests.pipelines.tiny import tiny_qwen3
+
 if importlib.util.find_spec("vllm"):
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling vLLM's helpers takes 15 s and gains nothing here
 
@@ -43,32 +45,24 @@ class World:
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory) -> World:
-    import torch
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3Config, Qwen3ForCausalLM
 
     from pipelines.base.architectures import save_checkpoint
     from pipelines.base.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer(("apple", "pear"), _POSITIONS)
 
-    def make(seed: int) -> Qwen3ForCausalLM:
-        torch.manual_seed(seed)
-        config = Qwen3Config(
+    def make(seed: int) -> Any:
+        model = tiny_qwen3(
+            seed,
             vocab_size=len(tokenizer),
             hidden_size=64,
             intermediate_size=96,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
             head_dim=64,
             max_position_embeddings=_POSITIONS,
-            tie_word_embeddings=True,
-            bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
             initializer_range=0.15,
-        )
-        model = Qwen3ForCausalLM(config).eval()
+        ).eval()
         model.generation_config.eos_token_id = [tokenizer.eos_token_id, _EXTRA_END]
         return model
 

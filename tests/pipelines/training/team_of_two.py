@@ -17,30 +17,9 @@ from pipelines.training.loop import epochs, optimise
 from pipelines.training.settings import Compute, Lora, Optimiser, Training
 from pipelines.training.team import Dismissed, gather_team
 from pipelines.training.trainer import Trainer
+from tests.pipelines.tiny import tiny_qwen3
 
 STEPS = 20
-
-
-def model():
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-        initializer_range=0.3,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-    )
-    return Qwen3ForCausalLM(config)
 
 
 def units():
@@ -57,7 +36,7 @@ def train(directory: Path, switches: str, stop_after: int = 0) -> None:
     params = Training(
         optimiser=optimiser, compute=Compute(micro_tokens=48, layout=layout), lora=lora, checkpoint_every=3
     )
-    trained = model()
+    trained = tiny_qwen3()
     component = TokenComponent("cross_entropy", 1.0, "weight", cross_entropy)
     trainer = Trainer(trained, [component], params, STEPS, 0)
 
