@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 def open_engine(params: EngineParams, directory: Path) -> Engine:
     """An engine for the checkpoint in `directory`."""
-    if params.name == "native":
-        return _shared(NativeEngine.open(directory, params))
-    from pipelines.generation.vllm import open_vllm
-
-    return _shared(open_vllm(directory, params))
+    return _shared(_engine_class(params).open(directory, params))
 
 
 def engine_of_policy(params: EngineParams, policy: Any, tokenizer: Any, directory: Path, is_adapted: bool) -> Engine:
@@ -35,6 +31,18 @@ def engine_of_policy(params: EngineParams, policy: Any, tokenizer: Any, director
     if params.name == "native":
         return _shared(NativeEngine(copy.deepcopy(policy) if is_adapted else policy, tokenizer, params))
     return open_engine(params, directory)
+
+
+def _engine_class(params: EngineParams) -> Any:
+    if params.name == "native":
+        return NativeEngine
+    if params.url:
+        from pipelines.generation.vllm_server import VllmServerEngine
+
+        return VllmServerEngine
+    from pipelines.generation.vllm_in_process import VllmEngine
+
+    return VllmEngine
 
 
 def _shared(engine: Engine) -> Engine:

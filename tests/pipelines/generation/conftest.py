@@ -99,22 +99,22 @@ def _native(world: World, logs: Path) -> Iterator[Any]:
 
 @contextmanager
 def _in_process(world: World, logs: Path) -> Iterator[Any]:
+    from pipelines.generation.engines import open_engine
     from pipelines.generation.settings import VllmEngineParams
-    from pipelines.generation.vllm import open_vllm
 
     params = VllmEngineParams(name="vllm", dtype="float32", memory_share=_MEMORY_SHARE)
-    engine = open_vllm(world.directory, params)
+    engine = open_engine(params, world.directory)
     yield engine
     engine.close()
 
 
 @contextmanager
 def _server(world: World, logs: Path) -> Iterator[Any]:
+    from pipelines.generation.engines import open_engine
     from pipelines.generation.settings import VllmEngineParams
-    from pipelines.generation.vllm import open_vllm
 
     with vllm_server(world.directory, logs) as url:
-        yield open_vllm(world.directory, VllmEngineParams(name="vllm", dtype="float32", url=url))
+        yield open_engine(VllmEngineParams(name="vllm", dtype="float32", url=url), world.directory)
 
 
 _OPEN = {"native": _native, "vllm": _in_process, "vllm-server": _server}

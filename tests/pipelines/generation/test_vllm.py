@@ -19,11 +19,13 @@ from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from pipelines.errors import UserError
-from pipelines.generation import vllm
+from pipelines.generation import vllm_server
 from pipelines.generation.engine import Prompt
+from pipelines.generation.engines import open_engine
 from pipelines.generation.native import NativeEngine
 from pipelines.generation.settings import Sampling, VllmEngineParams
-from pipelines.generation.vllm import PlainModel, VllmServerEngine, open_vllm
+from pipelines.generation.vllm_common import Drawn, PlainModel, ProbedEngine, probe_prompts
+from pipelines.generation.vllm_server import VllmServerEngine
 
 FLOAT32 = VllmEngineParams(name="vllm", dtype="float32")
 SHORT = Sampling(temperature=1.0, max_new_tokens=6)
@@ -54,7 +56,7 @@ def test_a_plain_model_predicts_with_borrowed_weights(make):
     np.testing.assert_allclose(found, [expected[0, 5], expected[1, 6]], atol=1e-6)
 
 
-class Pretended(vllm._ProbedEngine):
+class Pretended(ProbedEngine):
     """The native engine in the place of vLLM; `puts` says what happens to new weights."""
 
     def __init__(self, world, params: VllmEngineParams = FLOAT32) -> None:
@@ -68,7 +70,7 @@ class Pretended(vllm._ProbedEngine):
         drawn = self.native.generate([Prompt(tokens, (seed,)) for tokens, seed in requests], sampling)
         rows = zip(drawn.tokens, drawn.logprobs, drawn.finish_reasons, strict=True)
         answer = self.stopped if options["stop"] else self.answer
-        return [answer(vllm._Drawn(*row)) for row in rows]
+        return [answer(Drawn(*row)) for row in rows]
 
     def _put(self, weights):
         self.puts(weights)
@@ -123,11 +125,11 @@ def test_a_half_done_sync_is_noticed(world):
 def test_logprobs_before_temperature_are_noticed_and_named(world):
     engine = Pretended(world)
     engine.load(world.model.state_dict(), version=1)
-    weights, prompts = engine.plain.complete(world.model.state_dict()), iter(vllm._probe_prompts(world.vocabulary))
+    weights, prompts = engine.plain.complete(world.model.state_dict()), iter(probe_prompts(world.vocabulary))
 
     def untempered(drawn):
         tokens = drawn.tokens
-        return vllm._Drawn(tokens, engine.plain.logprobs(weights, next(prompts).tokens, tokens, 1.0), drawn.reason)
+        return Drawn(tokens, engine.plain.logprobs(weights, next(prompts).tokens, tokens, 1.0), drawn.reason)
 
     engine.answer = untempered
     with pytest.raises(RuntimeError, match="start it with --logprobs-mode processed_logprobs"):
@@ -171,7 +173,7 @@ def test_a_tied_head_that_follows_is_not_given_by_its_name(world):
 
 def test_a_completion_that_vllm_gave_up_is_no_completion(world):
     engine = Pretended(world)
-    engine.answer = lambda drawn: vllm._Drawn(drawn.tokens[:2], drawn.logprobs[:2], "abort")
+    engine.answer = lambda drawn: Drawn(drawn.tokens[:2], drawn.logprobs[:2], "abort")
     with pytest.raises(RuntimeError, match=r"after 2 of 6 tokens without an end token \(reason: abort\)"):
         engine.generate([Prompt([20, 21], (1,))], SHORT)
 
@@ -191,7 +193,7 @@ def test_what_vllm_ended_for_a_text_that_is_not_there_is_drawn_again(world):
     asked, sampling = [Prompt([20, 21], (1, 2))], Sampling(temperature=1.0, max_new_tokens=12, stop=["no such text"])
     engine = Pretended(world)
     expected = engine.generate(asked, sampling)
-    engine.stopped = lambda drawn: vllm._Drawn(drawn.tokens[:3], drawn.logprobs[:3], "stop")
+    engine.stopped = lambda drawn: Drawn(drawn.tokens[:3], drawn.logprobs[:3], "stop")
     assert engine.generate(asked, sampling) == expected
     assert [len(tokens) for tokens in expected.tokens] == [12, 12]
 
@@ -270,7 +272,7 @@ def params(server: Server, **more) -> VllmEngineParams:
 
 
 def test_opening_a_server_gives_it_the_weights_of_the_checkpoint(server, world, tmp_path):
-    engine = open_vllm(world.directory, params(server, shared_dir=str(tmp_path)))
+    engine = open_engine(params(server, shared_dir=str(tmp_path)), world.directory)
     asked = [Prompt([20, 21], (1, 2))]
     assert (
         engine.generate(asked, SHORT).tokens == NativeEngine(world.model, world.tokenizer).generate(asked, SHORT).tokens
@@ -281,7 +283,7 @@ def test_opening_a_server_gives_it_the_weights_of_the_checkpoint(server, world, 
 
 
 def test_requests_say_all_that_a_server_could_have_other_defaults_for(server, world):
-    engine = open_vllm(world.directory, params(server))
+    engine = open_engine(params(server), world.directory)
     engine.generate([Prompt([20, 21], (2**64 - 1,))], Sampling(temperature=0.9, max_new_tokens=3, stop=list("xyzuv")))
     body = server.asked[-1][1]
     assert body == {
@@ -310,8 +312,8 @@ def test_requests_say_all_that_a_server_could_have_other_defaults_for(server, wo
 
 
 def test_lost_connections_are_tried_again_a_few_times(server, world, monkeypatch):
-    monkeypatch.setattr(vllm, "_PAUSES_S", (0.0, 0.0))
-    engine = open_vllm(world.directory, params(server))
+    monkeypatch.setattr(vllm_server, "_PAUSES_S", (0.0, 0.0))
+    engine = open_engine(params(server), world.directory)
     server.drops = 2
     assert len(engine.generate([Prompt([20], (1,))], SHORT).tokens) == 1
     server.drops = 3
@@ -320,9 +322,9 @@ def test_lost_connections_are_tried_again_a_few_times(server, world, monkeypatch
 
 
 def test_a_server_that_is_not_there_is_said(world, monkeypatch):
-    monkeypatch.setattr(vllm, "_PAUSES_S", ())
+    monkeypatch.setattr(vllm_server, "_PAUSES_S", ())
     with pytest.raises(UserError, match=r"no vLLM server answers at http://127.0.0.1:9 "):
-        open_vllm(world.directory, VllmEngineParams(name="vllm", url="http://127.0.0.1:9"))
+        open_engine(VllmEngineParams(name="vllm", url="http://127.0.0.1:9"), world.directory)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +342,7 @@ def test_a_server_that_is_not_there_is_said(world, monkeypatch):
 def test_what_a_server_refuses_or_fails_at_is_said_in_words(server, world, path, status, answer, error, message):
     server.answers[path] = lambda body: (status, answer)
     with pytest.raises(error, match=message):
-        open_vllm(world.directory, params(server))
+        open_engine(params(server), world.directory)
 
 
 def test_a_server_with_another_model_is_refused_before_it_is_given_weights(server, world, tmp_path):
@@ -348,16 +350,16 @@ def test_a_server_with_another_model_is_refused_before_it_is_given_weights(serve
     (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": 128}))
     server.served["root"] = str(tmp_path)
     with pytest.raises(UserError, match=rf"serves {tmp_path} with hidden_size 128, {world.directory} has 64; start it"):
-        open_vllm(world.directory, params(server))
+        open_engine(params(server), world.directory)
     server.served["root"] = "somewhere/else"
     server.vocabulary -= 1
     with pytest.raises(UserError, match=rf"whose vocabulary is not the {world.vocabulary} tokens of {world.directory}"):
-        open_vllm(world.directory, params(server))
+        open_engine(params(server), world.directory)
     assert "/collective_rpc" not in dict(server.asked)
 
 
 def test_the_shorter_of_the_lengths_of_server_and_model_is_the_limit(server, world):
-    engine = open_vllm(world.directory, params(server))
+    engine = open_engine(params(server), world.directory)
     with pytest.raises(UserError, match="make 65 tokens, the model has 64 positions"):
         engine.generate([Prompt([20] * 59, (1,))], SHORT)
 
@@ -366,13 +368,13 @@ def test_a_server_that_does_not_answer_in_time_is_said(server, world):
     answered = threading.Event()
     server.answers["/v1/models"] = lambda body: (answered.wait(5), (200, {"data": [server.served]}))[1]
     with pytest.raises(RuntimeError, match=r"did not answer /v1/models within 0.2 s; look at its log"):
-        open_vllm(world.directory, params(server, timeout_s=0.2))
+        open_engine(params(server, timeout_s=0.2), world.directory)
     answered.set()
 
 
 def test_a_shared_directory_that_is_not_there_is_said(server, world, tmp_path):
     with pytest.raises(UserError, match=f"shared_dir: {tmp_path}/none is no directory; make it"):
-        open_vllm(world.directory, params(server, shared_dir=f"{tmp_path}/none"))
+        open_engine(params(server, shared_dir=f"{tmp_path}/none"), world.directory)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://host/v1", "ftp://host"])
@@ -391,23 +393,23 @@ def test_without_vllm_the_message_says_how_to_install_it(world):
     with pytest.raises(
         UserError, match=r"vLLM cannot be imported .* for a GPU install it with `pip install vllm==0.32.0`"
     ):
-        open_vllm(world.directory, FLOAT32)
+        open_engine(FLOAT32, world.directory)
 
 
 @needs_vllm
 def test_length_and_memory_of_vllm_in_process_can_be_chosen(world):
-    engine = open_vllm(world.directory, FLOAT32.model_copy(update={"max_length": 64, "memory_share": 0.15}))
+    engine = open_engine(FLOAT32.model_copy(update={"max_length": 64, "memory_share": 0.15}), world.directory)
     with pytest.raises(UserError, match="make 65 tokens, the model has 64 positions"):
         engine.generate([Prompt([20] * 59, (1,))], SHORT)
     engine.close()
     with pytest.raises(UserError, match=rf"vLLM cannot run the model of {world.directory}: Available memory"):
-        open_vllm(world.directory, FLOAT32.model_copy(update={"memory_share": 1.0}))
+        open_engine(FLOAT32.model_copy(update={"memory_share": 1.0}), world.directory)
 
 
 @needs_vllm
 def test_a_bfloat16_engine_takes_float32_weights(world):
     params = VllmEngineParams(name="vllm", dtype="bfloat16", memory_share=0.15)
-    engine = open_vllm(world.directory, params)
+    engine = open_engine(params, world.directory)
     engine.load(world.make(1).state_dict(), version=2)
     assert engine.version == 2
     engine.close()
@@ -419,4 +421,4 @@ def test_a_real_server_without_development_mode_is_refused(start_server, world, 
         start_server(world.directory, tmp_path, development=False) as url,
         pytest.raises(UserError, match="start it with VLLM_SERVER_DEV_MODE=1"),
     ):
-        open_vllm(world.directory, VllmEngineParams(name="vllm", dtype="float32", url=url))
+        open_engine(VllmEngineParams(name="vllm", dtype="float32", url=url), world.directory)
