@@ -16,16 +16,18 @@ _INSTALLED = Path(__file__).resolve().parent.parent
 
 
 def recipes(root: Path) -> dict[str, Path]:
-    """Name -> file of every recipe: the project's own, else the installed ones."""
-    base = root if (root / "pipelines").is_dir() else _INSTALLED
-    return {path.stem: path for path in sorted((base / "pipelines" / "recipes").glob("*.yaml"))}
+    """Name -> file of every recipe, such as small or real/qwen3-4b: the project's own, else the installed ones."""
+    base = (root if (root / "pipelines").is_dir() else _INSTALLED) / "pipelines" / "recipes"
+    return {path.relative_to(base).with_suffix("").as_posix(): path for path in sorted(base.rglob("*.yaml"))}
 
 
 def list_recipes(root: Path) -> None:
     """Print the name of every recipe and what it is for, the first comment of its file."""
-    for path in recipes(root).values():
-        first = path.read_text(encoding="utf-8").splitlines()[0]
-        print(f"{path.stem:<20}  {first.removeprefix('#').strip() if first.startswith('#') else ''}".rstrip())
+    known = recipes(root)
+    width = max(map(len, known), default=0)
+    for name, path in known.items():
+        first = path.read_text(encoding="utf-8").partition("\n")[0]
+        print(f"{name:<{width}}  {first.removeprefix('#').strip() if first.startswith('#') else ''}".rstrip())
 
 
 def apply_recipe(root: Path, name: str) -> None:
@@ -63,7 +65,10 @@ def _find(root: Path, name: str) -> Path:
 
 
 def overlaid(text: str, overlay: dict[str, Any]) -> str:
-    """The YAML text with the overlay's values in it; mappings are merged, anything else is replaced."""
+    """The YAML text with the overlay's values in it; mappings of one kind are merged, anything else is replaced.
+
+    A mapping that names another `kind` or `name` is of another kind, and an empty one empties what was there.
+    """
     from ruamel.yaml import YAML
 
     yaml = YAML()
@@ -81,12 +86,16 @@ def _merge(document: Any, overlay: dict[str, Any]) -> bool:
     """Merge in place; True when something changed."""
     changed = False
     for key, value in overlay.items():
-        if isinstance(value, dict) and isinstance(document.get(key), dict):
+        if isinstance(value, dict) and isinstance(document.get(key), dict) and _are_mergeable(document[key], value):
             changed |= _merge(document[key], value)
         elif key not in document or document[key] != value:
             document[key] = value
             changed = True
     return changed
+
+
+def _are_mergeable(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    return bool(new) and all(new[tag] == old.get(tag) for tag in ("kind", "name") if tag in new)
 
 
 def _changes(key: str, before: Any, after: Any) -> list[str]:

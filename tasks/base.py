@@ -18,9 +18,9 @@ def compute(stage: Execution) -> None:
 
     stage.progress(0, 1, "checkpoint")
     source = stage.params.source
-    figures = materialise(stage.params, stage.seed, stage.output)
-    if source.kind == "import":
-        digest = {"sha256": source.sha256} | ({"gitCommit": source.revision} if source.revision else {})
+    figures, sha256 = materialise(stage.params, stage.seed, stage.output)
+    if sha256 is not None:
+        digest = {"sha256": sha256} | ({"gitCommit": source.revision} if source.revision else {})
         stage.log_source(Path(source.checkpoint).name, digest=digest)
     stage.write_metrics(figures)
     stage.progress(1, 1, "checkpoint")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from pydantic import Field
 
-from pipelines.base.settings import Architecture
+from pipelines.base.settings import Origin
 from pipelines.distill.settings import DistillationParams
 from pipelines.generation.settings import Sampling
 from tasks.contract import main
@@ -16,7 +19,7 @@ class Params(DistillationParams):
     """Section `distill` of params.yaml."""
 
     teacher: str = Field(description="directory of the teacher's checkpoint: the output of an RL round")
-    student: Architecture
+    student: Origin
     problems: int = Field(ge=1, description="training problems the teacher answers, at the most")
     samples: int = Field(ge=1, description="answers per problem; the right ones are learned from")
     sampling: Sampling
@@ -24,7 +27,6 @@ class Params(DistillationParams):
 
 def compute(stage: Execution) -> None:
     from pipelines.base.architectures import load_model, load_tokenizer, save_checkpoint
-    from pipelines.base.checkpoint import initialise, qwen3_config
     from pipelines.distill.train import distill, verified_sequences
     from pipelines.generation.rollouts import choose
     from pipelines.records import PROBLEM, ROLLOUT, read, write
@@ -39,8 +41,7 @@ def compute(stage: Execution) -> None:
 
     sequences = verified_sequences(rollouts)
     teacher = load_model(checkpoint)
-    config = qwen3_config(params.student, tokenizer) | {"vocab_size": teacher.config.vocab_size}
-    student = initialise(config, stage.seed)
+    student = _student(stage, teacher, tokenizer)
     history = distill(
         student,
         teacher,
@@ -60,5 +61,30 @@ def compute(stage: Execution) -> None:
     stage.write_metrics({"verified_share": len(sequences) / len(rollouts)} | losses)
 
 
+def _student(stage: Execution, teacher: Any, tokenizer: Any) -> Any:
+    """The student as it starts. Raises UserError for an imported one that has other tokens than the teacher."""
+    from pipelines.base.checkpoint import import_checkpoint, initialise, load_imported, qwen3_config
+    from pipelines.errors import UserError
+    from pipelines.training.team import Team
+
+    source, team = stage.params.student, Team()
+    if source.kind == "initialise":
+        config = qwen3_config(source.architecture, tokenizer) | {"vocab_size": teacher.config.vocab_size}
+        return initialise(config, stage.seed)
+    directory = stage.scratch / "student"
+    if team.is_first:
+        digest = {"sha256": import_checkpoint(source, directory, "distill.student")}
+        digest |= {"gitCommit": source.revision} if source.revision else {}
+        stage.log_source(Path(source.checkpoint).name, digest=digest)
+    team.wait()
+    student, own = load_imported(source, directory, "distill.student")
+    if own.get_vocab() != tokenizer.get_vocab() or student.config.vocab_size != teacher.config.vocab_size:
+        raise UserError(
+            f"distill.student.checkpoint: {source.checkpoint} has other tokens than the teacher; only models of one "
+            "family, with the same tokenizer, can learn from each other's distributions"
+        )
+    return student
+
+
 if __name__ == "__main__":
-    main(compute)
+    main(compute, network=True)

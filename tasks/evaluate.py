@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import Field
 
 from pipelines.evaluate.settings import Reporting
-from pipelines.generation.settings import Sampling
+from pipelines.generation.settings import EngineParams, Sampling
 from pipelines.settings import Strict
 from tasks.contract import main
 from tasks.execution import Execution
@@ -22,6 +22,7 @@ class Params(Strict):
     samples: int = Field(ge=1, description="answers per held-out problem and checkpoint")
     sampling: Sampling
     reporting: Reporting
+    engine: EngineParams | None = Field(default=None, description="what samples here; null is as in the other stages")
 
 
 def checkpoints(rounds: Mapping[str, Round], teacher: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -62,7 +63,7 @@ def compute(stage: Execution) -> None:
     for number, (name, directory) in enumerate(directories.items()):
         note = f"{name}, checkpoint {number + 1} of {len(directories)}"
         samples[name], parameters[name] = sample_checkpoint(
-            stage.engine,
+            params.engine or stage.engine,
             stage.input(directory),
             name,
             problems,

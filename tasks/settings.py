@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from pipelines.errors import UserError
 from pipelines.generation.settings import EngineParams, NativeEngineParams
@@ -49,6 +49,15 @@ class _TopLevel(Strict):
     threads: int = Field(ge=1, le=256, description="CPU threads of a stage")
     engine: EngineParams = Field(default=NativeEngineParams(name="native"), description="what samples")
     distributed: Distributed = Field(default=Distributed(), description="how stages that train are spread")
+
+    @model_validator(mode="after")
+    def _one_group(self) -> _TopLevel:
+        if self.engine.name == "vllm" and self.engine.url is None and self.distributed.processes > 1:
+            raise ValueError(
+                "engine: vLLM in the stage's process does not go with distributed.processes above 1; start a server "
+                "and give its url, or use the native engine"
+            )
+        return self
 
 
 _UNREAD = {"seed": 0, "threads": 1}  # stand for what a stage does not declare and so cannot read
@@ -356,7 +365,8 @@ def _bounds(schema: Mapping[str, Any]) -> str:
 
 
 def _tags(schema: Mapping[str, Any]) -> str:
-    return " | ".join(schema.get("discriminator", {}).get("mapping", {})) or "another value"
+    tagged = [branch for branch in (schema, *schema.get("anyOf", [])) if "discriminator" in branch]
+    return " | ".join(tagged[0]["discriminator"]["mapping"]) if tagged else "another value"
 
 
 def _shown(value: Any) -> str:
@@ -392,6 +402,6 @@ def _within(key: str, prefix: str) -> bool:
 
 
 def _screen(problems: list[tuple[str, str]]) -> str:
-    lines = [f"{PARAMS}: {key}: {sentence}" for key, sentence in problems[:_MOST_LINES]]
+    lines = [": ".join(filter(None, (PARAMS, key, sentence))) for key, sentence in problems[:_MOST_LINES]]
     more = len(problems) - len(lines)
     return "\n".join([*lines, f"and {more} more"] if more else lines)

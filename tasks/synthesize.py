@@ -1,4 +1,4 @@
-"""Stage `synthesize`: problems and demonstrations. params + data/raw -> data/synthesize (two Parquet files)."""
+"""Stage `synthesize`: problems and demonstrations. params + data/raw + hub -> data/synthesize."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ class Params(SynthesizeParams):
 
 
 def compute(stage: Execution) -> None:
+    from pipelines.synthesis.sources import file_sha256, locate
     from pipelines.synthesis.synthesize import synthesize
 
+    for source in stage.params.sources:
+        if source.hub is not None:
+            sha256 = file_sha256(locate(source, stage.input("data/raw")))
+            stage.log_source(source.name, digest={"sha256": sha256, "gitCommit": source.hub.revision})
     counts = synthesize(
         stage.params,
         stage.seed,
@@ -27,4 +32,4 @@ def compute(stage: Execution) -> None:
 
 
 if __name__ == "__main__":
-    main(compute)
+    main(compute, network=True)

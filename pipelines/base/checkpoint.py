@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.base.architectures import causal_lm_class, load_model, load_tokenizer, policy_config, save_checkpoint
 from pipelines.base.fitness import refuse_unfit
-from pipelines.base.settings import Architecture, BaseParams
+from pipelines.base.settings import Architecture, BaseParams, Import
 from pipelines.base.tokenizer import build_tokenizer
 from pipelines.environments.families import lexicon
 from pipelines.errors import UserError
+from pipelines.hub import fetch_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,34 +26,37 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _KEPT = (".json", ".safetensors", ".txt", ".model", ".jinja")
 
 
-def materialise(params: BaseParams, seed: int, output: Path) -> dict[str, float]:
-    """Write the starting checkpoint with its tokenizer to `output`; returns its parameter count and vocabulary size."""
-    source = params.source
+def materialise(params: BaseParams, seed: int, output: Path) -> tuple[dict[str, float], str | None]:
+    """Write the starting checkpoint with its tokenizer to `output`.
+
+    Returns its parameter count and vocabulary size, and the digest of the files it was imported from, if it was.
+    """
+    source, sha256 = params.source, None
     if source.kind == "initialise":
         tokenizer = build_tokenizer(lexicon(), source.architecture.max_length)
         model = initialise(qwen3_config(source.architecture, tokenizer), seed)
         save_checkpoint(model, tokenizer, output)
     else:
-        import_checkpoint(source.checkpoint, source.revision, source.sha256, output)
-        model, tokenizer = _load_imported(source.checkpoint, output)
-    return {"parameters": model.num_parameters(), "vocabulary": len(tokenizer)}
+        sha256 = import_checkpoint(source, output, "base.source")
+        model, tokenizer = load_imported(source, output, "base.source")
+    return {"parameters": model.num_parameters(), "vocabulary": len(tokenizer)}, sha256
 
 
-def _load_imported(checkpoint: str, output: Path) -> tuple[Any, Any]:
+def load_imported(source: Import, directory: Path, key: str) -> tuple[Any, Any]:
     """Model and tokenizer as the later stages will load them; what is wrong with them is said here, once."""
-    with _named_as_written(checkpoint, output):
-        model, tokenizer = load_model(output), load_tokenizer(output)
-        refuse_unfit(model, tokenizer, str(output))
+    with _named_as_written(source, directory, key):
+        model, tokenizer = load_model(directory), load_tokenizer(directory)
+        refuse_unfit(model, tokenizer, str(directory))
     return model, tokenizer
 
 
 @contextmanager
-def _named_as_written(checkpoint: str, directory: Path) -> Iterator[None]:
+def _named_as_written(source: Import, directory: Path, key: str) -> Iterator[None]:
     """What a UserError says of `directory`, an absolute path, it says of the name that params.yaml has for it."""
     try:
         yield
     except UserError as error:
-        raise UserError(f"base.source.checkpoint: {error}".replace(str(directory), checkpoint)) from error
+        raise UserError(f"{key}.checkpoint: {error}".replace(str(directory), source.checkpoint)) from error
 
 
 def qwen3_config(architecture: Architecture, tokenizer: Any) -> dict[str, Any]:
@@ -100,44 +104,45 @@ def initialise(config: Mapping[str, Any], seed: int) -> PreTrainedModel:
     return model
 
 
-def import_checkpoint(checkpoint: str, revision: str | None, sha256: str | None, output: Path) -> None:
-    """Copy a local Hugging Face directory, or a revision of a hub repository, to `output` after checking its digest.
+def import_checkpoint(source: Import, output: Path, key: str) -> str:
+    """Copy a local Hugging Face directory, or a commit of a hub repository, to `output`; returns the files' digest.
 
-    Only configuration, tokenizer and safetensors files are taken. Raises UserError when there are pickled weights and
-    no safetensors, no configuration of a policy, when no digest is pinned (the message gives it) or when it does not
-    match.
+    Only configuration, tokenizer and safetensors files are taken. key: where params.yaml has `source`. Raises UserError
+    when there are pickled weights and no safetensors, no configuration of a policy, when a local directory is not
+    pinned by its digest (the message gives it) or the digest is another one.
     """
-    local = Path(checkpoint).expanduser().absolute()
-    if local.is_dir():
-        if revision is not None:
-            raise UserError("base.source.revision is for hub checkpoints; leave it out for a local directory")
-        directory = local
-    else:
-        directory = _download(checkpoint, revision)
+    name = source.checkpoint
+    directory = Path(name).expanduser().absolute()
+    is_local = directory.is_dir()
+    if is_local and source.revision is not None:
+        raise UserError(f"{key}.revision is for hub checkpoints; leave it out for a local directory")
+    if not is_local:
+        directory = _download(source, key)
     kept = [path for path in sorted(directory.iterdir()) if path.is_file() and path.suffix in _KEPT]
     if not any(path.suffix == ".safetensors" for path in kept):
         pickles = [path.name for path in directory.iterdir() if path.suffix in _PICKLES]
         found = (
             f"only {', '.join(sorted(pickles))}; pickles can run code, so they are refused" if pickles else "no weights"
         )
-        raise UserError(f"base.source.checkpoint: {checkpoint} has {found}. Give a checkpoint with *.safetensors files")
-    with _named_as_written(checkpoint, directory):
+        raise UserError(f"{key}.checkpoint: {name} has {found}. Give a checkpoint with *.safetensors files")
+    with _named_as_written(source, directory, key):
         policy_config(directory)
-    found_sha256 = files_sha256(kept)
-    if sha256 is None:
+    sha256 = files_sha256(kept)
+    if source.sha256 is None and is_local:
         raise UserError(
-            f"base.source.sha256 is missing: the files of {checkpoint} are not pinned. "
-            f"If you trust them, set base.source.sha256 to {found_sha256}"
+            f"{key}.sha256 is missing: the files of {name} are not pinned. "
+            f"If you trust them, set {key}.sha256 to {sha256}"
         )
-    if sha256 != found_sha256:
+    if source.sha256 not in (None, sha256):
         raise UserError(
-            f"base.source.sha256: {checkpoint} has digest {found_sha256}, params.yaml pins {sha256}. "
+            f"{key}.sha256: {name} has digest {sha256}, params.yaml pins {source.sha256}. "
             "The files are not the ones that were pinned"
         )
     output.mkdir(parents=True, exist_ok=True)
     for path in kept:
         shutil.copyfile(path, output / path.name)
     _scrub(output / "config.json")
+    return sha256
 
 
 def files_sha256(paths: list[Path]) -> str:
@@ -149,18 +154,13 @@ def files_sha256(paths: list[Path]) -> str:
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _download(source: Import, key: str) -> Path:
+    name, revision = source.checkpoint, source.revision
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise UserError(f"base.source.checkpoint: there is no directory {name}, and it is no hub name (owner/name)")
+        raise UserError(f"{key}.checkpoint: there is no directory {name}, and it is no hub name (owner/name)")
     if revision is None or not re.fullmatch("[0-9a-f]{40}", revision):
-        raise UserError(f"base.source.revision: give the commit of {name} on the hub, 40 hex digits, not {revision!r}")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=[f"*{suffix}" for suffix in _KEPT]))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise UserError(f"base.source.checkpoint: {name} at {revision} could not be downloaded: {error}") from error
+        raise UserError(f"{key}.revision: give the commit of {name} on the hub, 40 hex digits, not {revision!r}")
+    return fetch_model(name, revision, [f"*{suffix}" for suffix in _KEPT], f"{key}.checkpoint")
 
 
 def _scrub(path: Path) -> None:

@@ -48,11 +48,14 @@ class Import(Strict):
     sha256: str | None = Field(
         default=None,
         pattern="^[0-9a-f]{64}$",
-        description="digest of the files; a run without it prints the one to pin",
+        description="digest of the files; without it a run prints that of a local directory and trusts a hub's commit",
     )
+
+
+Origin = Annotated[Initialise | Import, Field(discriminator="kind", description="initialise or import")]
 
 
 class BaseParams(Strict):
     """Where the starting checkpoint comes from."""
 
-    source: Annotated[Initialise | Import, Field(discriminator="kind", description="initialise or import")]
+    source: Origin

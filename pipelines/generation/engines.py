@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.base.architectures import load_tokenizer
 from pipelines.generation.engine import Completions, Engine, Prompt
 from pipelines.generation.native import NativeEngine
 from pipelines.generation.settings import EngineParams, Sampling
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def open_engine(params: EngineParams, directory: Path) -> Engine:
-    """An engine for the checkpoint in `directory`."""
+    """An engine for the checkpoint in `directory`; in a team, one that all processes must open and use alike."""
+    if params.name == "vllm" and params.url and Team().size > 1:
+        return FirstsEngine(_engine_class(params), directory, params)
     return _shared(_engine_class(params).open(directory, params))
 
 
@@ -76,6 +79,25 @@ class TeamEngine:
 
     def close(self) -> None:
         self.engine.close()
+
+
+class FirstsEngine:
+    """An engine that serves a whole team, which only its first process asks; the others are told what was drawn."""
+
+    def __init__(self, engine_class: Any, directory: Path, params: EngineParams) -> None:
+        self.team, self.tokenizer = Team(), load_tokenizer(directory)
+        self.engine: Engine | None = engine_class.open(directory, params) if self.team.is_first else None
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, measures: Collection[str] = ()) -> Completions:
+        return self.team.tell(self.engine.generate(prompts, sampling, measures) if self.engine else None)
+
+    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        if self.engine:
+            self.engine.load(weights, version)
+
+    def close(self) -> None:
+        if self.engine:
+            self.engine.close()
 
 
 def _columns(drawn: Completions) -> Iterator[tuple[Any, ...]]:

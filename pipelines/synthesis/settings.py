@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePosixPath
+from typing import Literal
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
@@ -28,30 +30,70 @@ class Columns(Strict):
     level: str | None = Field(default=None, description="column of the difficulty level, an integer; without it 1")
     family: str | None = Field(default=None, description="column of the family name; without it the file's name")
     demonstration: str | None = Field(default=None, description="column of a worked completion to learn from")
+    work: str | None = Field(
+        default=None, description="column of the work alone; with the answer it makes the demonstration"
+    )
     metadata: str | None = Field(
         default=None, description="column of what the scorer of reasoning_gym:NAME reads, a JSON object per row"
     )
 
 
-class Source(Strict):
-    """A file of the user's own problems."""
+class HubFile(Strict):
+    """A file of a data set on the Hugging Face hub."""
 
-    path: str = Field(min_length=1, description="file under data/raw, *.jsonl or *.parquet")
+    dataset: str = Field(pattern=r"^[\w.-]+/[\w.-]+$", description="owner/name")
+    revision: str = Field(pattern="^[0-9a-f]{40}$", description="commit, 40 hex digits")
+    file: str = Field(min_length=1, description="path in the data set, *.jsonl or *.parquet")
+    sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$", description="digest that the file must have")
+
+    @field_validator("file")
+    @classmethod
+    def _inside(cls, file: str) -> str:
+        return _readable(file)
+
+
+class Source(Strict):
+    """A file of problems."""
+
+    path: str | None = Field(default=None, description="file under data/raw, *.jsonl or *.parquet")
+    hub: HubFile | None = Field(default=None, description="file on the hub, in place of path")
     columns: Columns = Field(description="which column holds what")
+    family: str | None = Field(
+        default=None, min_length=1, description="family of all its problems; without it and its column the file's name"
+    )
+    split: Literal["hash", "train", "test"] = Field(
+        default="hash", description="hash: test_share of the prompts are held out | where all of the file goes"
+    )
+    answer_mark: str | None = Field(
+        default=None, min_length=1, description="in the answer's column the answer follows the last of these, as ####"
+    )
+    remove: str | None = Field(default=None, description="regular expression of what is cut out of the work")
+    unusable: Literal["refuse", "leave_out"] = Field(
+        default="refuse", description="a row that cannot be used ends the stage | is left out and counted"
+    )
     verifier: str = Field(description="exact, numeric, math or reasoning_gym:NAME")
     verifier_args: dict[str, JsonValue] = Field(
         default={}, description="tolerance of numeric, metadata of reasoning_gym:NAME; the others take none"
     )
 
+    @property
+    def name(self) -> str:
+        """What the file is called in records: its path, or where on the hub it is."""
+        return self.path if self.hub is None else f"{self.hub.dataset}/{self.hub.file}"
+
     @field_validator("path")
     @classmethod
-    def _inside(cls, path: str) -> str:
-        parts = PurePosixPath(path)
-        if parts.is_absolute() or ".." in parts.parts:
-            raise ValueError("must be a path inside data/raw, such as problems.jsonl")
-        if parts.suffix not in (".jsonl", ".parquet"):
-            raise ValueError("must end in .jsonl or .parquet")
-        return path
+    def _inside(cls, path: str | None) -> str | None:
+        return None if path is None else _readable(path)
+
+    @field_validator("remove")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"is no regular expression ({error})") from None
+        return pattern
 
     @field_validator("verifier")
     @classmethod
@@ -68,6 +110,23 @@ class Source(Strict):
         return arguments
 
     @model_validator(mode="after")
+    def _one_file(self) -> Source:
+        if (self.path is None) == (self.hub is None):
+            raise ValueError("needs one of path and hub")
+        return self
+
+    @model_validator(mode="after")
+    def _one_demonstration(self) -> Source:
+        columns = self.columns
+        if columns.work is not None and columns.demonstration is not None:
+            raise ValueError("needs at most one of columns.work and columns.demonstration")
+        if self.remove is not None and columns.work is None:
+            raise ValueError("cuts something out of the work (remove), and names no columns.work")
+        if self.family is not None and columns.family is not None:
+            raise ValueError("needs at most one of family and columns.family")
+        return self
+
+    @model_validator(mode="after")
     def _one_metadata(self) -> Source:
         if self.columns.metadata is not None:
             if not self.verifier.startswith("reasoning_gym:"):
@@ -75,6 +134,15 @@ class Source(Strict):
             if "metadata" in self.verifier_args:
                 raise ValueError("needs metadata in one place, columns.metadata or verifier_args.metadata")
         return self
+
+
+def _readable(path: str) -> str:
+    parts = PurePosixPath(path)
+    if parts.is_absolute() or ".." in parts.parts:
+        raise ValueError("must be a path inside data/raw or the data set, such as problems.jsonl")
+    if parts.suffix not in (".jsonl", ".parquet"):
+        raise ValueError("must end in .jsonl or .parquet")
+    return path
 
 
 class SynthesizeParams(Strict):

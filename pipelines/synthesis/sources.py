@@ -1,7 +1,8 @@
-"""Problems from the user's own files. Every complaint names the file, the line and what to do."""
+"""Problems from files, the user's own and the hub's. Every complaint names the file, the line and what to do."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -15,9 +16,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.environments.family import Problem
+from pipelines.environments.family import Problem, demonstrate
 from pipelines.environments.verifiers import check_answer, check_arguments, check_verifier, verify
 from pipelines.errors import UserError
+from pipelines.hub import fetch_data
 from pipelines.records import PROBLEM
 from pipelines.synthesis.settings import Source
 
@@ -38,21 +40,55 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _MOST_DIGITS = 40  # of a number with a fraction or an exponent
 
 
-def read_source(source: Source, raw: Path) -> list[Given]:
-    """The problems of one file under `raw`, in its order. Raises UserError for the first row that cannot be used."""
+def locate(source: Source, raw: Path) -> Path:
+    """The file of `source` under `raw`, or a download of it. Raises UserError when it is not there or not as pinned."""
+    if source.hub is None:
+        path = raw / source.path
+        if not path.is_file():
+            raise UserError(f"synthesize.sources: there is no file {_shown(source)}")
+        return path
+    hub = source.hub
+    path = fetch_data(hub.dataset, hub.revision, hub.file, "synthesize.sources")
+    found = file_sha256(path)
+    if hub.sha256 not in (None, found):
+        raise UserError(
+            f"synthesize.sources: {_shown(source)} has the digest {found}, params.yaml pins {hub.sha256}. "
+            "The file is not the one that was pinned"
+        )
+    return path
+
+
+def file_sha256(path: Path) -> str:
+    """Hex digest of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_source(source: Source, raw: Path) -> tuple[list[Given], int]:
+    """The problems of one file, in its order, and how many rows were left out because they cannot be used.
+
+    Raises UserError for the first such row where they are not to be left out, and for a file without usable rows.
+    """
     check_verifier(source.verifier)
-    path = raw / source.path
-    if not path.is_file():
-        raise UserError(f"synthesize.sources: there is no file {_shown(source)}")
+    path = locate(source, raw)
     rows = _jsonl(path, source) if path.suffix == ".jsonl" else _parquet(path, source)
-    given = [_given(_Row(cells, f"{_shown(source)}, row {number}"), number, source) for number, cells in rows]
+    given, refusals = [], []
+    for number, cells in rows:
+        try:
+            given.append(_given(_Row(cells, f"{_shown(source)}, row {number}"), number, source))
+        except UserError as error:
+            if source.unusable == "refuse":
+                raise
+            refusals.append(error)
+    if not given and refusals:
+        raise UserError(f"{_shown(source)}: none of its {len(refusals)} rows can be used; the first: {refusals[0]}")
     if not given:
         raise UserError(f"synthesize.sources: {_shown(source)} has no rows")
-    return given
+    return given, len(refusals)
 
 
 def _shown(source: Source) -> str:
-    return f"data/raw/{source.path}"
+    return source.name if source.hub else f"data/raw/{source.path}"
 
 
 def _jsonl(path: Path, source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -147,11 +183,11 @@ def _given(row: _Row, number: int, source: Source) -> Given:
     if columns.metadata is not None:
         arguments = arguments | {"metadata": row.metadata(columns.metadata, source.verifier)}
     problem = Problem(
-        family=row.text("family", columns.family) if columns.family else Path(source.path).stem,
+        family=row.text("family", columns.family) if columns.family else source.family or Path(source.name).stem,
         level=row.level(columns.level) if columns.level else 1,
         prompt=row.text("prompt", columns.prompt),
-        answer=row.text("answer", columns.answer),
-        work="",
+        answer=_answer(row, source),
+        work=_work(row, source),
         verifier=source.verifier,
         verifier_args=arguments,
     )
@@ -159,12 +195,48 @@ def _given(row: _Row, number: int, source: Source) -> Given:
         check_answer(problem.answer, problem.verifier, problem.arguments)
     except UserError as error:
         raise UserError(f"{row.where}: {error}") from error
-    demonstration = row.text("demonstration", columns.demonstration) if columns.demonstration else None
-    if demonstration is not None:
-        verdict = verify(demonstration, problem.answer, problem.verifier, problem.arguments)
-        if not verdict.correct:
-            raise UserError(
-                f"{row.where}: the demonstration (column {columns.demonstration!r}) is judged {verdict.reason!r} "
-                f"against the answer {reprlib.repr(problem.answer)}; mend or remove it"
-            )
-    return Given(problem, demonstration, f"file:{source.path}#{number}", row.where)
+    return Given(problem, _demonstration(row, problem, source), f"{_kind(source)}:{source.name}#{number}", row.where)
+
+
+def _kind(source: Source) -> str:
+    return "hub" if source.hub else "file"
+
+
+def _answer(row: _Row, source: Source) -> str:
+    text, mark = row.text("answer", source.columns.answer), source.answer_mark
+    if mark is None:
+        return text
+    if mark not in text or not text.rpartition(mark)[2].strip():
+        raise UserError(
+            f"{row.where}: the answer (column {source.columns.answer!r}) {reprlib.repr(text)} has nothing after the "
+            f"mark {mark!r}; mend it, or answer_mark"
+        )
+    return text.rpartition(mark)[2].strip()
+
+
+def _work(row: _Row, source: Source) -> str:
+    """What the work's column holds, up to the mark of the answer where it goes on with that."""
+    if source.columns.work is None:
+        return ""
+    text = row.text("work", source.columns.work)
+    if source.answer_mark is not None and source.answer_mark in text:
+        text = text.rpartition(source.answer_mark)[0]
+    return re.sub(source.remove, "", text).strip() if source.remove else text.strip()
+
+
+def _demonstration(row: _Row, problem: Problem, source: Source) -> str | None:
+    """The completion to learn from, if there is one. Raises UserError when the verifier does not judge it right."""
+    columns = source.columns
+    if columns.work is not None:
+        column, text = columns.work, demonstrate(problem, "steps")
+    elif columns.demonstration is not None:
+        column, text = columns.demonstration, row.text("demonstration", columns.demonstration)
+    else:
+        return None
+    verdict = verify(text, problem.answer, problem.verifier, problem.arguments)
+    if not verdict.correct:
+        raise UserError(
+            f"{row.where}: the demonstration (column {column!r}) is judged {verdict.reason!r} "
+            f"against the answer {reprlib.repr(problem.answer)}; mend or remove it"
+        )
+    return text

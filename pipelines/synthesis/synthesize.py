@@ -18,7 +18,6 @@ from pipelines.synthesis.settings import SynthesizeParams
 from pipelines.synthesis.sources import read_source
 
 Rows = list[dict[str, Any]]
-Seen = dict[str, tuple[Problem, str]]  # prompt -> its first problem, and where that is from
 
 _TRIES = 200
 
@@ -35,38 +34,43 @@ def synthesize(
     raw: the directory that `params.sources` are in. Held-out problems have no demonstration.
     Raises UserError for files that cannot be used and for counts that a family cannot provide.
     """
-    problems, demonstrations, repeated = make_rows(params, seed, raw, progress)
+    problems, demonstrations, left_out = make_rows(params, seed, raw, progress)
     write(output / "problems.parquet", problems, PROBLEM)
     write(output / "demonstrations.parquet", demonstrations, DEMONSTRATION)
     splits = Counter(row["split"] for row in problems)
     modes = Counter(row["mode"] for row in demonstrations)
-    counts = {"problems": len(problems), "demonstrations": len(demonstrations), "repeated": repeated}
+    counts = {"problems": len(problems), "demonstrations": len(demonstrations), **left_out}
     counts |= {f"problems/{split}": splits[split] for split in ("train", "test")}
     return counts | {f"demonstrations/{mode}": count for mode, count in sorted(modes.items())}
 
 
 def make_rows(
     params: SynthesizeParams, seed: int, raw: Path, progress: Callable[[int, int], None]
-) -> tuple[Rows, Rows, int]:
-    """Problem rows, demonstration rows, and how many problems were left out because they came up before."""
+) -> tuple[Rows, Rows, Counter[str]]:
+    """Problem rows, demonstration rows, and how many rows of files were left out: `repeated` and `unusable` ones.
+
+    Files that are held out as a whole come first, so that no other file and no family puts their prompts into training.
+    """
     problems: Rows = []
     demonstrations: Rows = []
-    seen: Seen = {}
-    repeated = 0
+    seen = Seen()
+    left_out: Counter[str] = Counter(repeated=0, unusable=0)
 
-    def add(problem: Problem, source: str, mode: str | None, completion: str | None) -> None:
-        split = split_of(problem.prompt, params.test_share)
+    def add(problem: Problem, split: str, source: str, mode: str | None, completion: str | None) -> None:
         problems.append(_problem_row(problem, split, source))
         if split == "train" and mode is not None:
             demonstrations.append(_demonstration_row(problem, mode, completion))
 
-    for source in params.sources:
-        for given in read_source(source, raw):
-            if not _new(given.problem, given.where, seen):
-                repeated += 1
+    for source in sorted(params.sources, key=lambda source: source.split != "test"):
+        found, unusable = read_source(source, raw)
+        left_out["unusable"] += unusable
+        for given in found:
+            split = source.split if source.split != "hash" else split_of(given.problem.prompt, params.test_share)
+            if not seen.is_new(given.problem, split, given.where):
+                left_out["repeated"] += 1
                 continue
             mode = "file" if given.demonstration is not None else None
-            add(given.problem, given.origin, mode, given.demonstration)
+            add(given.problem, split, given.origin, mode, given.demonstration)
 
     wanted = [(name, level) for name, family in params.families.items() for level in family.levels]
     per_level = params.train_per_level + params.test_per_level
@@ -74,39 +78,55 @@ def make_rows(
         progress(done * per_level, len(wanted) * per_level)
         share = params.families[name].steps_share
         share = params.steps_share if share is None else share
-        for problem in _quota(name, level, params, seed, seen):
+        for problem, split in _quota(name, level, params, seed, seen):
             mode = "steps" if _unit(seed, "mode", problem.id) < share else "direct"
-            add(problem, f"generator:{name}", mode, demonstrate(problem, mode))
+            add(problem, split, f"generator:{name}", mode, demonstrate(problem, mode))
     progress(len(wanted) * per_level, len(wanted) * per_level)
-    return problems, demonstrations, repeated
+    return problems, demonstrations, left_out
 
 
 def split_of(prompt: str, test_share: float) -> str:
     """`train` or `test`, by a hash of the prompt alone: no seed, family or file can put one prompt into both."""
-    return "test" if _unit("split", " ".join(prompt.split())) < test_share else "train"
+    return "test" if _unit("split", _plain(prompt)) < test_share else "train"
 
 
-def _new(problem: Problem, where: str, seen: Seen) -> bool:
-    """Whether the prompt did not come up before; `seen` then remembers it.
+class Seen:
+    """The problems there are already. No prompt comes up twice, and none in both splits, however it is spaced."""
 
-    A prompt with the same answer again is a repeat even under another verifier: the first one's judges. Raises
-    UserError for an answer that the first one's verifier judges wrong.
-    """
-    if problem.prompt not in seen:
-        seen[problem.prompt] = (problem, where)
+    def __init__(self) -> None:
+        self._first: dict[str, tuple[Problem, str]] = {}  # prompt -> its first problem, and where that is from
+        self._split: dict[str, str] = {}  # of a prompt without its spacing
+
+    def is_new(self, problem: Problem, split: str, where: str) -> bool:
+        """Whether the prompt may come into `split`; it is then remembered.
+
+        A prompt with the same answer again is a repeat even under another verifier: the first one's judges. Raises
+        UserError for an answer that the first one's verifier judges wrong.
+        """
+        if problem.prompt in self._first:
+            self._refuse_contradiction(problem, where)
+            return False
+        if self._split.setdefault(_plain(problem.prompt), split) != split:
+            return False
+        self._first[problem.prompt] = (problem, where)
         return True
-    first, place = seen[problem.prompt]
-    same = problem.answer == first.answer
-    if not same and not verify(problem.answer, first.answer, first.verifier, first.arguments).correct:
-        raise UserError(
-            f"{where}: this prompt came up before, in {place}, and the answers {reprlib.repr(problem.answer)} and "
-            f"{reprlib.repr(first.answer)} contradict each other; mend or remove a row"
-        )
-    return False
+
+    def _refuse_contradiction(self, problem: Problem, where: str) -> None:
+        first, place = self._first[problem.prompt]
+        same = problem.answer == first.answer
+        if not same and not verify(problem.answer, first.answer, first.verifier, first.arguments).correct:
+            raise UserError(
+                f"{where}: this prompt came up before, in {place}, and the answers {reprlib.repr(problem.answer)} and "
+                f"{reprlib.repr(first.answer)} contradict each other; mend or remove a row"
+            )
 
 
-def _quota(name: str, level: int, params: SynthesizeParams, seed: int, seen: Seen) -> Iterator[Problem]:
-    """Distinct problems of one family and level until both splits are full."""
+def _plain(prompt: str) -> str:
+    return " ".join(prompt.split())
+
+
+def _quota(name: str, level: int, params: SynthesizeParams, seed: int, seen: Seen) -> Iterator[tuple[Problem, str]]:
+    """Distinct problems of one family and level, each with its split, until both splits are full."""
     missing = {"train": params.train_per_level, "test": params.test_per_level}
     tries = _TRIES + _TRIES * sum(missing.values())
     for index in range(tries):
@@ -114,9 +134,9 @@ def _quota(name: str, level: int, params: SynthesizeParams, seed: int, seen: See
             return
         problem = FAMILIES[name].generate(level, seed, index)
         split = split_of(problem.prompt, params.test_share)
-        if missing[split] and _new(problem, f"the family {name}", seen):
+        if missing[split] and seen.is_new(problem, split, f"the family {name}"):
             missing[split] -= 1
-            yield problem
+            yield problem, split
     if any(missing.values()):
         lacking = " and ".join(f"{count} {split}" for split, count in missing.items() if count)
         raise UserError(

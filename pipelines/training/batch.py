@@ -135,7 +135,7 @@ def _joined(sequences: list[Sequence]) -> _Row:
 
 def _branched(unit: Unit) -> _Row:
     """A trunk that all sequences of the unit begin with, then the rest of each."""
-    trunk = _common_prefix(unit)
+    trunk = common_prefix(unit)
     rests = [sequence.tokens[trunk:] for sequence in unit]
     starts = trunk + np.cumsum([0, *(len(rest) for rest in rests[:-1])])
     columns = [
@@ -150,7 +150,8 @@ def _branched(unit: Unit) -> _Row:
     )
 
 
-def _common_prefix(unit: Unit) -> int:
+def common_prefix(unit: Unit) -> int:
+    """How many tokens all sequences of a unit begin with."""
     shortest = min(len(sequence.tokens) for sequence in unit)
     tokens_S_T = np.stack([sequence.tokens[:shortest] for sequence in unit])
     differs_T = (tokens_S_T != tokens_S_T[0]).any(axis=0)

@@ -94,14 +94,15 @@ def optimise(
         if progress.updates is None:
             progress.updates, progress.metrics = units_at(step)
         waiting = progress.updates[len(progress.measured) :]
-        tokens = sum(len(sequence.tokens) for units in waiting for unit in units for sequence in unit)
+        sampled = time.perf_counter()
         for units in waiting[:-1]:
             progress.measured.append(trainer.update(units))
             tick(is_last=False)
         progress.measured += [trainer.update(units) for units in waiting[-1:]]
         metrics = progress.end_step()
-        seconds = time.perf_counter() - began
-        report(step + 1, steps, metrics | trainer.speed(tokens, seconds))
+        ended = time.perf_counter()
+        trained_on = [unit for units in waiting for unit in units]
+        report(step + 1, steps, metrics | trainer.speed(trained_on, ended - began, ended - sampled))
         tick(is_last=step + 1 == steps)
     trainer.finish()
     return progress.history

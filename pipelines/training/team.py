@@ -65,6 +65,14 @@ class Team:
         torch.distributed.all_gather_object(found, item)
         return found
 
+    def tell(self, item: Item) -> Item:
+        """What the first process has, to all of them."""
+        if self.size == 1:
+            return item
+        told = [item]
+        torch.distributed.broadcast_object_list(told, src=0)
+        return told[0]
+
     def wait(self) -> None:
         """Go on when all have come here."""
         if self.size > 1:

@@ -17,6 +17,7 @@ from pipelines.training import lora
 from pipelines.training.batch import Layout, MicroBatch, Unit, micro_batches
 from pipelines.training.components import Component, Outputs, token_outputs
 from pipelines.training.settings import Optimiser, Training
+from pipelines.training.speed import Work, peak
 from pipelines.training.team import Sharded, Team, device, like, whole
 
 _BETAS = (0.9, 0.95)
@@ -50,6 +51,7 @@ class Trainer:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         if params.compute.compile:
             model.base_model.compile(dynamic=True)
+        self._work = Work.of(model)
         self._sharded = Sharded(model, lambda *inputs: vars(forward(*inputs)).values()) if self.team.size > 1 else None
         self.trained = model if self._sharded is None else self._sharded.model
         self.parameters = {name: value for name, value in self.trained.named_parameters() if value.requires_grad}
@@ -148,9 +150,18 @@ class Trainer:
                 self.optimiser.state[parameter] = {"step": torch.tensor(float(updates)), **moments}
         self.updates = updates
 
-    def speed(self, tokens: int, seconds: float) -> dict[str, float]:
-        """What to report of a loop step that trained on `tokens` tokens and took `seconds`, sampling included."""
-        return {"tokens_per_second": tokens / seconds} if tokens else {}
+    def speed(self, units: Sequence[Unit], seconds: float, training_seconds: float) -> dict[str, float]:
+        """What to report of a loop step on `units` that took `seconds`, `training_seconds` of them in `update`."""
+        if not units:
+            return {}
+        found = {
+            "tokens_per_second": sum(map(_length, units)) / seconds,
+            "samples_per_second": sum(map(len, units)) / seconds,
+        }
+        if self._work is not None and (flops := peak(device())):
+            done = self._work.flops(units, self.params.compute.layout)
+            found["model_flop_utilisation"] = done / training_seconds / (flops * self.team.size)
+        return found
 
     def _micro_batches(self, units: Sequence[Unit]) -> Iterator[tuple[MicroBatch, float]]:
         """This process's micro-batches, each with a factor 1; where others have more, one again with a factor 0."""

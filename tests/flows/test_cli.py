@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -147,12 +148,29 @@ def test_a_recipe_keeps_comments_and_says_what_it_changed(built: Toy) -> None:
     assert "already" in built.ratchet("recipe", "quick").stdout
 
 
-def test_the_recipes_of_the_project_are_valid() -> None:
+def test_a_recipe_replaces_what_is_of_another_kind_and_empties_what_it_gives_empty() -> None:
+    from flows.recipe import overlaid
+
+    text = "engine: {name: native, dtype: float32}\nbase: {kind: new, size: 3}\nfamilies: {sums: 1}\n"
+    overlay = {"engine": {"name": "native", "size": 1}, "base": {"kind": "old", "path": "x"}, "families": {}}
+    assert yaml.safe_load(overlaid(text, overlay)) == {
+        "engine": {"name": "native", "dtype": "float32", "size": 1},
+        "base": {"kind": "old", "path": "x"},
+        "families": {},
+    }
+
+
+def test_the_recipes_of_the_project_are_valid(tmp_path: Path) -> None:
     from flows.recipe import overlaid, recipes
+    from tasks.settings import load_params
     from tasks.yamlfile import parse_yaml, read_yaml
 
     params = (REPOSITORY / "params.yaml").read_text()
+    assert {"small", "real/qwen3-0.6b-gsm8k", "real/qwen3-4b-gsm8k"} <= recipes(REPOSITORY).keys()
+    shutil.copy(REPOSITORY / "dvc.yaml", tmp_path)
     for name, path in recipes(REPOSITORY).items():
         before, after = parse_yaml(params, name), parse_yaml(overlaid(params, read_yaml(path)), name)
         assert before != after
         assert set(before) == set(after)
+        (tmp_path / "params.yaml").write_text(overlaid(params, read_yaml(path)))
+        load_params(tmp_path)

@@ -34,9 +34,13 @@ def files(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
+def copy_to(output, checkpoint, sha256=None, revision=None) -> str:
+    return import_checkpoint(imported(checkpoint, sha256, revision).source, output, "base.source")
+
+
 def pinned(directory) -> str:
     with pytest.raises(UserError, match=r"base\.source\.sha256 is missing") as error:
-        import_checkpoint(str(directory), None, None, directory.parent / "unpinned")
+        copy_to(directory.parent / "unpinned", directory)
     return str(error.value).split()[-1]
 
 
@@ -102,7 +106,8 @@ def test_a_reward_model_starts_at_zero_and_comes_back_from_disk(checkpoint, tmp_
 
 def test_an_import_is_refused_until_it_is_pinned_and_then_copied(checkpoint, tmp_path):
     digest = pinned(checkpoint)
-    figures = materialise(imported(checkpoint, digest), 0, tmp_path / "copy")
+    figures, sha256 = materialise(imported(checkpoint, digest), 0, tmp_path / "copy")
+    assert sha256 == digest
     assert figures["vocabulary"] == len(load_tokenizer(checkpoint))
     assert files(tmp_path / "copy") == files(checkpoint)
 
@@ -117,7 +122,7 @@ def test_a_changed_file_does_not_match_the_pin(checkpoint, tmp_path):
     weights[-1] ^= 1
     (copy / "model.safetensors").write_bytes(weights)
     with pytest.raises(UserError, match=f"pins {digest}"):
-        import_checkpoint(str(copy), None, digest, tmp_path / "out")
+        copy_to(tmp_path / "out", copy, digest)
     assert not (tmp_path / "out").exists()
 
 
@@ -125,7 +130,7 @@ def test_pickled_weights_are_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(UserError, match=r"only pytorch_model\.bin; pickles can run code"):
-        import_checkpoint(str(tmp_path), None, None, tmp_path / "out")
+        copy_to(tmp_path / "out", tmp_path)
 
 
 def test_the_authors_path_is_dropped(checkpoint, tmp_path):
@@ -135,7 +140,7 @@ def test_the_authors_path_is_dropped(checkpoint, tmp_path):
         (source / name).write_bytes(content)
     config = json.loads((source / "config.json").read_text()) | {"_name_or_path": "/home/somebody/model"}
     (source / "config.json").write_text(json.dumps(config))
-    import_checkpoint(str(source), None, pinned(source), tmp_path / "out")
+    copy_to(tmp_path / "out", source, pinned(source))
     assert "somebody" not in (tmp_path / "out" / "config.json").read_text()
 
 
@@ -149,7 +154,7 @@ def test_the_authors_path_is_dropped(checkpoint, tmp_path):
 )
 def test_what_cannot_be_found_is_said(name, revision, message, tmp_path):
     with pytest.raises(UserError, match=message):
-        import_checkpoint(name, revision, None, tmp_path / "out")
+        copy_to(tmp_path / "out", name, revision=revision)
 
 
 def test_a_directory_without_a_config_is_no_checkpoint(tmp_path):

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from pipelines.base.architectures import load_model, load_tokenizer, position_limit, reward_model_from
 from pipelines.base.checkpoint import import_checkpoint, materialise
-from pipelines.base.settings import BaseParams
+from pipelines.base.settings import BaseParams, Import
 from pipelines.base.tokenizer import build_tokenizer, encode_prompts
 from pipelines.errors import UserError
 from pipelines.generation.engine import Prompt
@@ -41,13 +41,13 @@ def gpt2(tmp_path):
 def made(directory, output):
     """Import `directory`, taking the digest to pin from the refusal."""
     try:
-        import_checkpoint(str(directory), None, None, output)
+        import_checkpoint(Import(kind="import", checkpoint=str(directory)), output, "base.source")
     except UserError as refused:
         if "base.source.sha256 is missing" not in str(refused):
             raise
         digest = str(refused).split()[-1]
     source = {"kind": "import", "checkpoint": str(directory), "sha256": digest}
-    return materialise(BaseParams(source=source), 0, output)
+    return materialise(BaseParams(source=source), 0, output)[0]
 
 
 def refusal(directory, output) -> str:
@@ -176,7 +176,7 @@ def test_a_relative_path_is_named_as_it_is_written(gpt2, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (gpt2 / "config.json").unlink()
     with pytest.raises(UserError, match=r"base\.source\.checkpoint: \./a model is no checkpoint"):
-        import_checkpoint("./a model", None, None, tmp_path / "base")
+        import_checkpoint(Import(kind="import", checkpoint="./a model"), tmp_path / "base", "base.source")
 
 
 def test_a_model_whose_config_sets_no_limit_has_none(tmp_path):

@@ -47,12 +47,12 @@ def jsonl(path, *given):
 
 
 def test_counts_are_exact_per_family_level_and_split():
-    problems, demonstrations, repeated = rows(params())
+    problems, demonstrations, left_out = rows(params())
     counts = Counter((row["family"], row["level"], row["split"]) for row in problems)
     levels = [(name, level) for name, family in FAMILIES.items() for level in family.levels[:2]]
     wanted = {(name, level, split): n for name, level in levels for split, n in (("train", 40), ("test", 5))}
     assert counts == wanted
-    assert repeated == 0
+    assert left_out["repeated"] == 0
     assert len({row["id"] for row in problems}) == len(problems)
     train = {row["id"] for row in problems if row["split"] == "train"}
     assert [row["problem_id"] for row in demonstrations] == [row["id"] for row in problems if row["id"] in train]
@@ -136,8 +136,8 @@ def test_problems_from_a_file(tmp_path, suffix):
         pq.write_table(pa.Table.from_pylist([*given, given[0]]), tmp_path / "mine.parquet")
     columns = Columns(prompt="question", answer="solution", level="grade", family="topic", demonstration="shown")
     source = Source(path=f"mine.{suffix}", columns=columns, verifier="numeric", verifier_args={"tolerance": 0})
-    problems, demonstrations, repeated = from_file(source, tmp_path)
-    assert (len(problems), repeated) == (30, 1)
+    problems, demonstrations, left_out = from_file(source, tmp_path)
+    assert (len(problems), left_out["repeated"]) == (30, 1)
     assert problems[4] | {"id": "", "split": ""} == {
         "id": "",
         "parents": [],
@@ -289,8 +289,8 @@ def test_a_prompt_has_one_answer_across_files_and_families(tmp_path):
 
     first = source("a.jsonl", "numeric", {"question": "1+1", "solution": "2"})
     same = source("b.jsonl", "exact", {"question": "1+1", "solution": "2.0"})  # equal for the first one's verifier
-    problems, _, repeated = rows(params(families={}, sources=[first, same]), raw=tmp_path)
-    assert ([row["verifier"] for row in problems], repeated) == (["numeric"], 1)
+    problems, _, left_out = rows(params(families={}, sources=[first, same]), raw=tmp_path)
+    assert ([row["verifier"] for row in problems], left_out["repeated"]) == (["numeric"], 1)
     other = source("c.jsonl", "numeric", {"question": "0+1", "solution": "1"}, {"question": "1+1", "solution": "3"})
     with pytest.raises(UserError, match=r"c.jsonl, row 2: this prompt came up before, in data/raw/a.jsonl, row 1, and"):
         rows(params(families={}, sources=[first, other]), raw=tmp_path)
@@ -347,3 +347,86 @@ import pipelines.synthesis.settings, pipelines.base.settings
 assert not {"torch", "pyarrow", "transformers", "reasoning_gym", "math_verify"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+GSM = Columns(prompt="question", answer="answer", work="answer")
+
+
+def gsm(name: str, **changes) -> Source:
+    given = {"path": name, "columns": GSM, "verifier": "numeric", "answer_mark": "####", "family": "school"}
+    return Source(**given | changes)
+
+
+def test_work_and_answer_of_one_column_are_parted_at_the_mark(tmp_path):
+    answer = "48/2 = <<48/2=24>>24 clips #### in May.\nIn all <<48+24=72>>72.\n#### 1,072"
+    jsonl(tmp_path / "a.jsonl", {"question": "How many?", "answer": answer})
+    problems, demonstrations, _ = from_file(gsm("a.jsonl", remove="<<[^<>]*>>", split="train"), tmp_path)
+    assert (problems[0]["answer"], problems[0]["family"]) == ("1,072", "school")
+    assert demonstrations[0]["completion"] == "<think>48/2 = 24 clips #### in May.\nIn all 72.</think>1,072"
+    assert demonstrations[0]["mode"] == "file"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("no mark", "has nothing after the mark '####'"),
+        ("work ####  ", "has nothing after"),
+        ("#### six", "needs a number"),
+    ],
+)
+def test_an_unusable_row_is_refused_or_left_out(tmp_path, answer, said):
+    jsonl(tmp_path / "a.jsonl", {"question": "1+1?", "answer": "#### 2"}, {"question": "3+3?", "answer": answer})
+    with pytest.raises(UserError, match=rf"a\.jsonl, row 2: .*{said}"):
+        from_file(gsm("a.jsonl"), tmp_path)
+    problems, _, left_out = from_file(gsm("a.jsonl", unusable="leave_out"), tmp_path)
+    assert [row["prompt"] for row in problems] == ["1+1?"] and left_out["unusable"] == 1
+
+
+def test_a_file_without_a_usable_row_is_an_error_even_if_rows_may_be_left_out(tmp_path):
+    jsonl(tmp_path / "a.jsonl", {"question": "1+1?", "answer": "2"})
+    with pytest.raises(UserError, match=r"none of its 1 rows can be used; the first: data/raw/a\.jsonl, row 1"):
+        from_file(gsm("a.jsonl", unusable="leave_out"), tmp_path)
+
+
+def test_what_is_held_out_as_a_file_is_in_no_training_file_however_it_is_spaced_and_listed(tmp_path):
+    jsonl(tmp_path / "train.jsonl", *({"question": f"{a} + {a}?", "answer": f"#### {2 * a}"} for a in range(20)))
+    jsonl(tmp_path / "test.jsonl", *({"question": f"{a}  +  {a}?", "answer": f"#### {2 * a}"} for a in range(5)))
+    files = [gsm("train.jsonl", split="train"), gsm("test.jsonl", split="test")]
+    problems, demonstrations, left_out = rows(params(families={}, sources=files), raw=tmp_path)
+    assert Counter(row["split"] for row in problems) == {"train": 15, "test": 5}
+    assert left_out["repeated"] == 5
+    assert {row["prompt"] for row in demonstrations} == {f"{a} + {a}?" for a in range(5, 20)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"path": None}, "needs one of path and hub"),
+        ({"hub": {"dataset": "a/b", "revision": "0" * 40, "file": "x.jsonl"}}, "needs one of path and hub"),
+        ({"columns": Columns(prompt="q", answer="a"), "remove": "x"}, "names no columns.work"),
+        ({"columns": Columns(prompt="q", answer="a", work="w", demonstration="d")}, "at most one of columns.work"),
+        ({"columns": Columns(prompt="q", answer="a", family="f")}, "at most one of family"),
+        ({"remove": "("}, "is no regular expression"),
+        ({"path": None, "hub": {"dataset": "a/b", "revision": "main", "file": "x.jsonl"}}, "revision"),
+        ({"path": None, "hub": {"dataset": "a/b", "revision": "0" * 40, "file": "../x.jsonl"}}, "inside"),
+    ],
+)
+def test_sources_that_contradict_themselves_are_refused(changes, said):
+    with pytest.raises(ValidationError, match=said):
+        gsm("a.jsonl", **changes)
+
+
+def test_a_file_of_the_hub_is_read_from_its_cache_and_must_have_the_pinned_digest(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    revision = "0123456789" * 4
+    directory = tmp_path / "hub" / "datasets--some--sums" / "snapshots" / revision
+    directory.mkdir(parents=True)
+    jsonl(directory / "all.jsonl", {"question": "1+1?", "answer": "#### 2"})
+    hub = {"dataset": "some/sums", "revision": revision, "file": "all.jsonl"}
+    problems, _, _ = from_file(gsm("", path=None, hub=hub), tmp_path)
+    assert problems[0]["source"] == "hub:some/sums/all.jsonl#1"
+    with pytest.raises(UserError, match=r"some/sums/all\.jsonl has the digest [0-9a-f]{64}, params\.yaml pins 0{64}"):
+        from_file(gsm("", path=None, hub=hub | {"sha256": "0" * 64}), tmp_path)
+    with pytest.raises(UserError, match=r"synthesize\.sources: some/sums/more\.jsonl could not be downloaded"):
+        from_file(gsm("", path=None, hub=hub | {"file": "more.jsonl"}), tmp_path)
