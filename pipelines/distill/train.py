@@ -42,8 +42,9 @@ def kl_from_teacher(teacher: torch.nn.Module) -> TokenLoss:
 
     def token_loss(outputs: Outputs, batch: MicroBatch) -> Tensor:
         with torch.no_grad():
-            teacher_N_V = token_outputs(teacher, batch).logprobs_N_V
-        return (teacher_N_V.exp() * (teacher_N_V - outputs.logprobs_N_V)).sum(dim=-1)
+            teacher_N_V = token_outputs(teacher, batch).logits_N_V.float().log_softmax(dim=-1)
+        student_N_V = outputs.logits_N_V.float().log_softmax(dim=-1)
+        return (teacher_N_V.exp() * (teacher_N_V - student_N_V)).sum(dim=-1)
 
     return token_loss
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pipelines.training.batch import MicroBatch, Unit
+from pipelines.training.logprobs import token_logprobs
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Outputs:
     """What a forward pass gives the components: log-probs of the scored tokens, or one score per sequence."""
 
     logp_N: Tensor | None = None  # log p(token | the tokens before it)
-    logprobs_N_V: Tensor | None = None  # the whole distributions that these are of
+    logits_N_V: Tensor | None = None  # of the whole distributions, at a temperature of 1
     scores_S: Tensor | None = None
 
 
@@ -101,8 +102,8 @@ def token_outputs(model: torch.nn.Module, batch: MicroBatch, temperature: float 
     """
     columns_K, place_N = torch.unique(batch.columns_N, return_inverse=True)
     logits_B_K_V = model(**_inputs(batch), logits_to_keep=columns_K).logits
-    logprobs_N_V = torch.log_softmax(logits_B_K_V[batch.rows_N, place_N].float() / temperature, dim=-1)
-    return Outputs(logp_N=logprobs_N_V.gather(-1, batch.targets_N[:, None])[:, 0], logprobs_N_V=logprobs_N_V)
+    logits_N_V = logits_B_K_V[batch.rows_N, place_N]
+    return Outputs(logp_N=token_logprobs(logits_N_V, batch.targets_N, temperature), logits_N_V=logits_N_V)
 
 
 def score_outputs(model: torch.nn.Module, batch: MicroBatch) -> Outputs:
