@@ -218,7 +218,7 @@ def peer_figures() -> dict[str, dict[str, Any]]:
         for row, rates in compare(name, folder).items():
             figure = result(rates["ours"], "tokens/s", None, None, f"{peer}: {shown(rates['theirs'])}", rates["theirs"])
             target = least.get(row, least[None])
-            spread = f"{rates['lowest']:.2f} to {rates['highest']:.2f}"
+            spread = [rates["lowest"], rates["highest"]]
             figure |= {"ratio": rates["ratio"], "spread": spread, "target": f"ratio at least {target:g}"}
             found[f"{name}: {row}"] = figure | {"met": rates["ratio"] >= target}
     (rates,) = compare("checkpoints", ".venv").values()
@@ -271,6 +271,7 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
     lines = ["| figure | value | against | ratio | target | met |", "|---|---:|---|---:|---|---|"]
     for name, found in results.items():
         ratio = "" if found["ratio"] is None else f"{found['ratio']:.2f}"
+        ratio += " ({:.2f} to {:.2f})".format(*found["spread"]) if "spread" in found else ""
         met = "" if found["target"] is None else ("yes" if found["met"] else "**no**")
         value = f"{shown(found['value'])} {found['unit']}".rstrip()
         lines.append(f"| {name} | {value} | {found['against'] or ''} | {ratio} | {found['target'] or ''} | {met} |")
