@@ -14,6 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.errors import UserError
+
 _ID = [
     pa.field("id", pa.string(), nullable=False),
     pa.field("parents", pa.list_(pa.string()), nullable=False),
@@ -127,7 +129,13 @@ def write(path: Path, rows: list[dict[str, Any]] | pa.Table, schema: pa.Schema) 
 
 def read(path: Path, schema: pa.Schema) -> pa.Table:
     """Read a Parquet file and check that it holds `schema`."""
-    data = pq.read_table(path)
+    try:
+        data = pq.read_table(path)
+    except FileNotFoundError:
+        raise UserError(f"there is no {path}; run the stage that makes it") from None
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{path} is no readable Parquet file ({reason}); run the stage that makes it again") from error
     if data.schema.names != schema.names:
         raise ValueError(f"{path} has columns {data.schema.names}, expected {schema.names}")
     return data.cast(schema)

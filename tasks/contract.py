@@ -73,7 +73,7 @@ def main(compute: Callable[[Execution], None], argv: list[str] | None = None, *,
         _run(compute, ending, group)
     except _Busy as error:
         ending.refuse(str(error))
-    except UserError as error:
+    except (UserError, FloatingPointError) as error:  # numbers that went astray are no fault of the code either
         ending.fail("user", scrub(str(error)), 2)
     except BaseException as error:  # whatever it was, the outcome file has to say so
         print(scrub(traceback.format_exc()), file=sys.stderr, end="")

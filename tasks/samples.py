@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 
 def verified_samples(stage: Execution, checkpoint: Path, problems: pa.Table) -> pa.Table:
     """`params.samples` rollouts per problem under `params.sampling`, problem-major, as a table of records.ROLLOUT."""
+    from pipelines.files import sha256, write_whole
     from pipelines.generation.engines import open_engine
     from pipelines.generation.rollouts import encode_problems, rollout_table, sample_in_parts
     from pipelines.records import ROLLOUT, read, write
     from pipelines.training.team import Team
 
-    drawn = stage.scratch / "samples.parquet"
-    if drawn.exists():  # for all processes of a team, or for none: none gets here before all have left this function
+    team = Team()
+    drawn, digest = stage.scratch / "samples.parquet", stage.scratch / "samples.sha256"
+    if team.tell(digest.exists() and drawn.exists() and digest.read_text() == sha256(drawn)):
         return read(drawn, ROLLOUT)
     engine = open_engine(stage.engine, checkpoint)
     rollouts = sample_in_parts(
@@ -34,10 +36,8 @@ def verified_samples(stage: Execution, checkpoint: Path, problems: pa.Table) -> 
     )
     engine.close()
     table = rollout_table(rollouts)
-    team = Team()
     if team.is_first:
-        writing = drawn.with_suffix(".writing")
-        write(writing, table, ROLLOUT)
-        writing.rename(drawn)
+        write_whole(drawn, lambda path: write(path, table, ROLLOUT))
+        write_whole(digest, lambda path: path.write_text(sha256(drawn)))
     team.wait()
     return table

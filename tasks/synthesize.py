@@ -12,13 +12,14 @@ class Params(SynthesizeParams):
 
 
 def compute(stage: Execution) -> None:
-    from pipelines.synthesis.sources import file_sha256, locate
+    from pipelines.files import sha256
+    from pipelines.synthesis.sources import locate
     from pipelines.synthesis.synthesize import synthesize
 
     for source in stage.params.sources:
         if source.hub is not None:
-            sha256 = file_sha256(locate(source, stage.input("data/raw")))
-            stage.log_source(source.name, digest={"sha256": sha256, "gitCommit": source.hub.revision})
+            digest = sha256(locate(source, stage.input("data/raw")))
+            stage.log_source(source.name, digest={"sha256": digest, "gitCommit": source.hub.revision})
     counts = synthesize(
         stage.params,
         stage.seed,

@@ -50,13 +50,25 @@ def launch(module: str, stage: str, processes: int, arguments: list[str]) -> NoR
     """Run `python -m MODULE` in several processes, and end with the exit code of the first."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     environment = {"OMP_NUM_THREADS": "1", **os.environ, _STARTED: "1"}  # each process sets its own number
+    outcome = OUTCOMES / f"{stage}.json"
+    before = _changed(outcome)
     child = subprocess.Popen([*command, "-m", module, *arguments], env=environment)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: child.send_signal(number))
     code = child.wait()
-    with suppress(OSError, ValueError, KeyError):  # `torchrun` itself ends with 1 whatever it was
-        code = (code and json.loads((OUTCOMES / f"{stage}.json").read_text(encoding="utf-8"))["exit_code"]) or code
+    code = 128 - code if code < 0 else code  # ended by a signal, as a shell says it
+    if code and _changed(outcome) != before:  # `torchrun` itself ends with 1 whatever it was
+        with suppress(OSError, ValueError, KeyError):
+            code = json.loads(outcome.read_text(encoding="utf-8"))["exit_code"] or code
     sys.exit(code)
+
+
+def _changed(path: Path) -> int | None:
+    """When the file was written, in nanoseconds; None where there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def lead(scratch: Path | None) -> None:
@@ -88,7 +100,9 @@ def follow(compute: Callable[[Execution], None], root: Path, stage: str) -> None
     except Dismissed:
         return
     except BaseException as error:
-        if not isinstance(error, UserError):
+        if isinstance(error, UserError):
+            print(f"process {os.environ['RANK']}: {error}", file=sys.stderr)
+        else:
             traceback.print_exc()
         time.sleep(_GRACE)  # the first process meets the same fault and is to say it, before `torchrun` ends all
         sys.exit(1)

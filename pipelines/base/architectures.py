@@ -85,8 +85,16 @@ def policy_config(directory: Path) -> dict[str, Any]:
 
 
 def position_limit(model: PreTrainedModel) -> int | None:
-    """The longest sequence `model` can take, in tokens; None when its configuration sets no limit."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    """The longest sequence `model` can take, in tokens; None when its configuration sets no limit.
+
+    Where the rotary positions change with the longest sequence of a batch, the length up to which they do not.
+    """
+    config = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("longrope", "dynamic"):
+        original = rope.get("original_max_position_embeddings")
+        return original or getattr(config, "original_max_position_embeddings", config.max_position_embeddings)
+    return getattr(config, "max_position_embeddings", None)
 
 
 def attention_kinds(model: PreTrainedModel) -> set[str]:
@@ -177,12 +185,13 @@ def _load(cls: Any, directory: Path) -> PreTrainedModel:
     from pipelines.training.team import device
 
     _without_progress_bars()
+    _refuse_foreign_shards(directory)
     with failures_said_as(f"the model of {directory} cannot be loaded"):
         model, info = cls.from_pretrained(
             directory,
             output_loading_info=True,
             dtype=torch.float32,
-            attn_implementation=_attention(directory),
+            **_attention(directory),
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
@@ -194,7 +203,9 @@ def _load(cls: Any, directory: Path) -> PreTrainedModel:
             f"{directory}: its weights lack {len(lacking)} tensors of the model, such as {lacking[0]}, "
             "or have them in another shape"
         )
-    return model.to(device())
+    model = model.to(device())
+    _refuse_infinite_weights(model, str(directory))
+    return model
 
 
 def _without_progress_bars() -> None:
@@ -203,11 +214,30 @@ def _without_progress_bars() -> None:
     logging.disable_progress_bar()
 
 
-def _attention(directory: Path) -> str:
-    """The attention to load a checkpoint with; SDPA leaves out the soft cap that Gemma 2 puts on its scores."""
+def _attention(directory: Path) -> dict[str, str]:
+    """The attention to load a checkpoint with: by default SDPA for a model that has it, else its own.
+
+    SDPA leaves out the soft cap that Gemma 2 puts on its scores.
+    """
     config = _read_json(directory / "config.json")
     capped = any(part.get("attn_logit_softcapping") for part in (config, config.get("text_config") or {}))
-    return "eager" if capped else "sdpa"
+    return {"attn_implementation": "eager"} if capped else {}
+
+
+def _refuse_foreign_shards(directory: Path) -> None:
+    """Raise UserError when the index of the weights names anything but safetensors files beside it."""
+    index = directory / "model.safetensors.index.json"
+    shards = set((_read_json(index).get("weight_map") or {}).values()) if index.is_file() else ()
+    for shard in shards:
+        if not str(shard).endswith(".safetensors") or Path(str(shard)).name != shard:
+            raise UserError(f"{index} names {shard}, which is no safetensors file beside it; nothing else is loaded")
+
+
+def _refuse_infinite_weights(model: PreTrainedModel, name: str) -> None:
+    """Raise UserError when a weight of `model`, called `name` in the message, is NaN or infinite."""
+    for weight, values in model.named_parameters():
+        if not values.isfinite().all():
+            raise UserError(f"the weights of {name} hold NaN or infinity, as in {weight}; give an undamaged checkpoint")
 
 
 def _model_type(directory: Path) -> str:

@@ -17,6 +17,7 @@ from pipelines.base.settings import Architecture, BaseParams, Import
 from pipelines.base.tokenizer import build_tokenizer
 from pipelines.environments.families import lexicon
 from pipelines.errors import UserError
+from pipelines.files import sha256
 from pipelines.hub import fetch_model
 
 if TYPE_CHECKING:
@@ -147,10 +148,7 @@ def import_checkpoint(source: Import, output: Path, key: str) -> str:
 
 def files_sha256(paths: list[Path]) -> str:
     """One digest over the names and contents of `paths`, in order of name."""
-    digests = {}
-    for path in paths:
-        with path.open("rb") as file:
-            digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    digests = {path.name: sha256(path) for path in paths}
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 

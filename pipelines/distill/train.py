@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipelines.base.architectures import position_limit
 from pipelines.distill.settings import DistillationParams
 from pipelines.errors import UserError
-from pipelines.sft.train import supervised_sequence
+from pipelines.sft.train import refuse_longer_than, supervised_sequence
 from pipelines.training.batch import MicroBatch, Sequence
 from pipelines.training.checkpoint import CheckpointStore
 from pipelines.training.components import Outputs, TokenComponent, TokenLoss, cross_entropy, token_outputs
@@ -60,7 +61,11 @@ def distill(
     scratch: Path,
     report: Report,
 ) -> list[dict[str, float]]:
-    """Train `student` in place; returns the metrics per step."""
+    """Train `student` in place; returns the metrics per step.
+
+    Raises UserError when a sequence is longer than the student has positions.
+    """
+    refuse_longer_than(position_limit(student), sequences, "sample", "the student", "distill.student")
     components = [
         TokenComponent("cross_entropy", params.cross_entropy, "supervised", cross_entropy),
         TokenComponent("kl_from_teacher", params.kl, "supervised", kl_from_teacher(teacher.eval())),

@@ -29,6 +29,7 @@ def attention(
 ) -> tuple[Tensor, None]:
     """What `transformers` calls: softmax(q k' scaling + mask) v of shape (B, 1, K x G, D); SDPA for anything else."""
     is_usual = dropout == 0.0 and all(kwargs.get(name) is None for name in _UNUSUAL)
+    is_usual &= attention_mask is None or attention_mask.shape[1] == 1  # one mask for all heads
     if query.shape[2] != 1 or not is_usual:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
     rows, heads, _, dimension = query.shape

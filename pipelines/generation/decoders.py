@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 from pipelines.generation.attention import IMPLEMENTATION
 
 _PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
+_BLOCK_ROWS, _MOST_BLOCKS = 32, 4  # of prompts that are read side by side
 
 
 class Decoder(Protocol):
@@ -61,8 +62,9 @@ def fast_attention(model: Any) -> Iterator[None]:
 
 
 def _keeps_keys_and_values(model: Any) -> bool:
-    """Whether the model's past is one key and one value per layer and token."""
-    if getattr(model, "_is_stateful", False) or "past_key_values" not in inspect.signature(model.forward).parameters:
+    """Whether the model's past is one key and one value per layer and token, and it is told where a token stands."""
+    takes = inspect.signature(model.forward).parameters
+    if getattr(model, "_is_stateful", False) or not {"past_key_values", "position_ids"} <= takes.keys():
         return False
     return all(type(layer) in _PLAIN for layer in DynamicCache(config=model.config).layers)
 
@@ -78,36 +80,44 @@ class WindowDecoder:
         self.model, self.pad_id = model, pad_id
         self.device = next(model.parameters()).device
         self._first = longest_prompt  # the column that follows the prompts
-        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.window = _Window(rows, longest_prompt, longest_prompt + 2 * max_new_tokens)
         self.cache: Cache | None = None
         self.lengths_B = np.zeros(0, dtype=np.int64)  # tokens that each row has in the window
-        self._prompts: tuple[DynamicCache, np.ndarray] | None = None
+        self._lengths_P = np.zeros(0, dtype=np.int64)  # of the prompts read last
+        self._read: list[
+            tuple[np.ndarray, DynamicCache]
+        ] = []  # these prompts by blocks, rising indices, and their past
 
     def prefill(self, prompts: Sequence[list[int]]) -> Tensor:
-        lengths_P = np.array([len(tokens) for tokens in prompts])
-        width = int(lengths_P.max())
-        tokens_P_T = torch.tensor(
-            [[self.pad_id] * (width - len(tokens)) + tokens for tokens in prompts], device=self.device
-        )
-        mask_P_T = self._mask(lengths_P, width)
-        positions_P_T = (mask_P_T.cumsum(1) - 1).clamp(min=0)
-        cache = DynamicCache()
-        self._prompts = cache, lengths_P
-        return self._forward(tokens_P_T, mask_P_T, positions_P_T, cache)
+        self._lengths_P = np.array([len(tokens) for tokens in prompts])
+        self._read = []
+        logits: list[Tensor] = []
+        for block in _blocks(self._lengths_P):
+            lengths_P = self._lengths_P[block]
+            width = int(lengths_P.max())
+            tokens_P_T = torch.tensor(
+                [[self.pad_id] * (width - len(prompts[index])) + prompts[index] for index in block], device=self.device
+            )
+            mask_P_T = self._mask(lengths_P, width)
+            cache = DynamicCache()
+            logits.append(self._forward(tokens_P_T, mask_P_T, (mask_P_T.cumsum(1) - 1).clamp(min=0), cache))
+            self._read.append((block, cache))
+        back = np.argsort(np.concatenate([block for block, _ in self._read]))
+        return torch.cat(logits)[torch.from_numpy(back).to(self.device)]
 
     def admit(self, prompts_of_rows: np.ndarray) -> None:
-        prefilled, lengths_P = self._prompts
-        if self.cache is None:
-            self.cache = Cache(layers=[_WindowLayer(self.window, layer) for layer in prefilled.layers])
-        index = torch.from_numpy(prompts_of_rows).to(self.device)
-        first, count = len(self.lengths_B), len(prompts_of_rows)
-        for layer, new in zip(self.cache.layers, prefilled.layers, strict=True):
-            width = new.keys.shape[2]
-            columns = slice(self.window.end - width, self.window.end)
-            layer.keys[first : first + count, :, columns] = new.keys[index]
-            layer.values[first : first + count, :, columns] = new.values[index]
-        self.lengths_B = np.concatenate([self.lengths_B, lengths_P[prompts_of_rows]])
+        first = len(self.lengths_B)
+        for block, read in self._read:
+            if self.cache is None:
+                self.cache = Cache(layers=[_WindowLayer(self.window, layer) for layer in read.layers])
+            rows = np.flatnonzero(np.isin(prompts_of_rows, block))
+            of_rows = np.searchsorted(block, prompts_of_rows[rows])
+            source, target = (torch.from_numpy(index).to(self.device) for index in (of_rows, first + rows))
+            for layer, new in zip(self.cache.layers, read.layers, strict=True):
+                columns = slice(self.window.end - new.keys.shape[2], self.window.end)
+                layer.keys[target, :, columns] = new.keys[source]
+                layer.values[target, :, columns] = new.values[source]
+        self.lengths_B = np.concatenate([self.lengths_B, self._lengths_P[prompts_of_rows]])
 
     def step(self, tokens_B: Tensor) -> Tensor:
         window = self.window
@@ -147,21 +157,20 @@ class WindowDecoder:
         return columns >= (width - torch.from_numpy(lengths_B).to(self.device))[:, None]
 
     def _forward(self, tokens_B_T: Tensor, mask_B_T: Tensor, positions_B_T: Tensor, cache: Cache) -> Tensor:
-        positions = {"position_ids": positions_B_T} if self._takes_positions else {}
         return self.model(
             input_ids=tokens_B_T,
             attention_mask=mask_B_T,
+            position_ids=positions_B_T,
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
-            **positions,
         ).logits[:, -1]
 
 
 class RereadingDecoder:
     """No cache: every step reads the whole text again, padded on the right, which no causal model can see.
 
-    For models that keep a recurrent state instead of keys and values.
+    For models that keep a recurrent state instead of keys and values, and those that count positions themselves.
     """
 
     def __init__(self, model: Any, pad_id: int) -> None:
@@ -233,6 +242,12 @@ class _WindowLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return -1
+
+
+def _blocks(lengths_P: np.ndarray) -> list[np.ndarray]:
+    """Prompts that are read side by side, as rising indices: of similar length, since all are padded to the longest."""
+    count = min(_MOST_BLOCKS, max(1, len(lengths_P) // _BLOCK_ROWS))
+    return [np.sort(block) for block in np.array_split(np.argsort(lengths_P, kind="stable"), count)]
 
 
 def _closed_up(alive_B: np.ndarray) -> np.ndarray:

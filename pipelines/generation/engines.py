@@ -63,16 +63,29 @@ class TeamEngine:
             return len(prompts[number].keys)
 
         mine = self.team.share(range(len(prompts)), samples_of)
-        drawn = self.engine.generate([prompts[number] for number in mine], sampling, measures)
-        found = {}
-        for numbers, part in self.team.gather((mine, drawn)):
+        parts = self.team.gather((mine, self._drawn([prompts[number] for number in mine], sampling, measures)))
+        failures = [part for _, part in parts if isinstance(part, Exception)]
+        if failures:  # in every process, or the others would wait for it
+            raise failures[0]
+        found, drawn = {}, parts[0][1]
+        for numbers, part in parts:
             samples = iter(_columns(part))
             found |= {number: list(islice(samples, samples_of(number))) for number in numbers}
-        columns = zip(*(sample for number in range(len(prompts)) for sample in found[number]), strict=True)
-        tokens, logprobs, reasons, *measured = map(list, columns)
+        samples = [sample for number in range(len(prompts)) for sample in found[number]]
+        if not samples:
+            return drawn
+        tokens, logprobs, reasons, *measured = map(list, zip(*samples, strict=True))
         return Completions(
             tokens, logprobs, reasons, drawn.policy_version, dict(zip(drawn.measures, measured, strict=True))
         )
+
+    def _drawn(
+        self, prompts: Sequence[Prompt], sampling: Sampling, measures: Collection[str]
+    ) -> Completions | Exception:
+        try:
+            return self.engine.generate(prompts, sampling, measures)
+        except Exception as error:
+            return error
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         self.engine.load(weights, version)

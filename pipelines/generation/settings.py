@@ -12,11 +12,13 @@ from pipelines.settings import Strict
 class Sampling(Strict):
     """How completions are drawn."""
 
-    temperature: float = Field(gt=0, le=10, description="softmax temperature; 1 is the model's own distribution")
+    temperature: float = Field(ge=0.001, le=10, description="softmax temperature; 1 is the model's own distribution")
     max_new_tokens: int = Field(
         ge=1, le=65536, description="tokens after which a completion is cut (finish reason: length)"
     )
-    top_p: float = Field(default=1.0, gt=0, le=1, description="likeliest tokens kept up to this probability; 1 is all")
+    top_p: float = Field(
+        default=1.0, ge=1e-6, le=1, description="likeliest tokens kept up to this probability; 1 is all"
+    )
     top_k: int = Field(default=0, ge=0, description="likeliest tokens kept; 0 is all")
     stop: list[str] = Field(default=[], description="texts that end a completion; they stay part of it")
     stop_ids: list[int] = Field(default=[], description="token ids that end a completion, beside the model's own")

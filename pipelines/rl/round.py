@@ -7,6 +7,7 @@ Legend: P problems of a step, G rollouts per problem, R = P x G rollouts, T toke
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from pipelines.files import remove, sha256, write_whole
 from pipelines.generation.engine import Engine
 from pipelines.generation.rollouts import EncodedProblems, correct_matrix, rollout_table, sample_rollouts
 from pipelines.rewards.compose import compose
@@ -34,6 +36,7 @@ from pipelines.training.team import Team
 from pipelines.training.trainer import Trainer
 
 _DEAD_STREAK = 10
+_SHARD = re.compile(r"tick-\d{8}\.parquet")
 
 
 def run_round(
@@ -148,24 +151,30 @@ class RolloutLog:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self.pending: list[dict[str, Any]] = []
+        self.digests: dict[Path, str] = {}  # of the shards that are written
 
     def append(self, rows: Seq[dict[str, Any]]) -> None:
         self.pending.extend(rows)
 
-    def flush(self, tick: int) -> None:
-        """Write what came since the last flush as the shard that belongs to the checkpoint `tick`."""
+    def flush(self, tick: int) -> dict[Path, str]:
+        """Write what came since the last flush as the shard that belongs to the checkpoint `tick`.
+
+        Returns the SHA-256 of every shard up to there.
+        """
         if self.pending and Team().is_first:
             path = self.directory / f"tick-{tick:08d}.parquet"
-            writing = path.with_suffix(".writing")
-            pq.write_table(rollout_table(self.pending), writing)
-            writing.rename(path)
+            write_whole(path, partial(pq.write_table, rollout_table(self.pending)))
+            self.digests[path] = sha256(path)
         self.pending = []
+        return self.digests
 
     def truncate(self, tick: int) -> None:
         """Drop the shards after the checkpoint `tick`: those they belong to were not finished."""
         for path in self.directory.iterdir() if Team().is_first else ():
-            if path.suffix != ".parquet" or int(path.stem.removeprefix("tick-")) > tick:
-                path.unlink()
+            if not _SHARD.fullmatch(path.name) or int(path.stem.removeprefix("tick-")) > tick:
+                remove(path)
+            else:
+                self.digests[path] = sha256(path)
 
     def table(self) -> pa.Table:
         return pa.concat_tables([pq.read_table(path) for path in sorted(self.directory.glob("*.parquet"))])

@@ -62,7 +62,7 @@ def fine_tune(
 
     Raises UserError when a sequence is longer than the model has positions.
     """
-    _refuse_longer_than(position_limit(model), sequences)
+    refuse_longer_than(position_limit(model), sequences, "demonstration", "data/base", "base.source")
     component = TokenComponent("cross_entropy", 1.0, "supervised", cross_entropy)
     trainer = Trainer(model, [component], params, params.steps, pad_id)
     batches = epochs([(sequence,) for sequence in sequences], params.batch_size, seed)
@@ -70,11 +70,12 @@ def fine_tune(
     return optimise(trainer, params.steps, batches, store, params.checkpoint_every, report)
 
 
-def _refuse_longer_than(limit: int | None, sequences: Seq[Sequence]) -> None:
+def refuse_longer_than(limit: int | None, sequences: Seq[Sequence], kind: str, model: str, key: str) -> None:
+    """Raise UserError when a sequence has more tokens than a model has positions; key: where params.yaml has it."""
     longest = max(len(sequence.tokens) for sequence in sequences)
     if limit is not None and longest > limit:
         raise UserError(
-            f"the longest demonstration has {longest} tokens, the model of data/base has {limit} positions; "
-            f"raise base.source.architecture.max_length to {longest}, or name an imported model with more positions "
-            "in base.source.checkpoint"
+            f"the longest {kind} has {longest} tokens, the model of {model} has {limit} positions; "
+            f"raise {key}.architecture.max_length to {longest}, or name an imported model with more positions "
+            f"in {key}.checkpoint"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 from pipelines.environments.family import Problem, demonstrate
 from pipelines.environments.verifiers import check_answer, check_arguments, check_verifier, verify
 from pipelines.errors import UserError
+from pipelines.files import sha256
 from pipelines.hub import fetch_data
 from pipelines.records import PROBLEM
 from pipelines.synthesis.settings import Source
@@ -49,19 +49,13 @@ def locate(source: Source, raw: Path) -> Path:
         return path
     hub = source.hub
     path = fetch_data(hub.dataset, hub.revision, hub.file, "synthesize.sources")
-    found = file_sha256(path)
+    found = sha256(path)
     if hub.sha256 not in (None, found):
         raise UserError(
             f"synthesize.sources: {_shown(source)} has the digest {found}, params.yaml pins {hub.sha256}. "
             "The file is not the one that was pinned"
         )
     return path
-
-
-def file_sha256(path: Path) -> str:
-    """Hex digest of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_source(source: Source, raw: Path) -> tuple[list[Given], int]:

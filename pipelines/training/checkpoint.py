@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -18,6 +16,7 @@ from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 
+from pipelines.files import remove, sha256, sync
 from pipelines.training.batch import Sequence, Unit
 from pipelines.training.loop import Controller, Progress
 from pipelines.training.team import Team
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from pipelines.training.trainer import Trainer
 
 _NAME = re.compile(r"tick-(\d{8})")
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class CheckpointStore:
@@ -40,15 +38,25 @@ class CheckpointStore:
         self.directory, self.keep = directory, keep
         directory.mkdir(parents=True, exist_ok=True)
         if Team().is_first:
-            for leftover in directory.glob(".writing-*"):
-                shutil.rmtree(leftover)
+            for path in directory.iterdir():
+                if path.name.startswith(".writing-") or (_NAME.fullmatch(path.name) and not readable(path)):
+                    remove(path)
         Team().wait()
 
-    def save(self, trainer: Trainer, progress: Progress, controllers: Mapping[str, Controller]) -> None:
-        """Write a checkpoint; then drop all but the newest `keep`. In a team the first process does."""
+    def save(
+        self,
+        trainer: Trainer,
+        progress: Progress,
+        controllers: Mapping[str, Controller],
+        beside: Mapping[Path, str] | None = None,
+    ) -> None:
+        """Write a checkpoint; then drop all but the newest `keep`. In a team the first process does.
+
+        beside: files elsewhere that belong to it, with their SHA-256; without them it cannot be read.
+        """
         parts = trainer.state()
         if trainer.team.is_first:
-            self._write(parts, trainer.updates, progress, controllers)
+            self._write(parts, trainer.updates, progress, controllers, beside or {})
         trainer.team.wait()
 
     def _write(
@@ -57,11 +65,11 @@ class CheckpointStore:
         updates: int,
         progress: Progress,
         controllers: Mapping[str, Controller],
+        beside: Mapping[Path, str],
     ) -> None:
         final = self.directory / f"tick-{progress.ticks:08d}"
         writing = self.directory / f".writing-{final.name}"
-        if writing.exists():
-            shutil.rmtree(writing)
+        remove(writing)
         writing.mkdir()
         for name, tensors in parts.items():
             save_file(tensors, writing / f"{name}.safetensors")
@@ -76,20 +84,20 @@ class CheckpointStore:
             "controllers": {name: controller.state() for name, controller in controllers.items()},
         }
         (writing / "state.json").write_text(json.dumps(state))
-        manifest = {path.name: _sha256(path) for path in sorted(writing.iterdir())}
-        (writing / "manifest.json").write_text(json.dumps(manifest))
+        own = {path.name: sha256(path) for path in sorted(writing.iterdir())}
+        elsewhere = {os.path.relpath(path, final): digest for path, digest in beside.items()}
+        (writing / "manifest.json").write_text(json.dumps({"ticks": progress.ticks, "files": own | elsewhere}))
         for path in writing.iterdir():
-            _fsync(path)
-        if final.exists():
-            shutil.rmtree(final)
+            sync(path)
+        remove(final)
         os.rename(writing, final)
-        _fsync(self.directory)
-        if not readable(final):
+        sync(self.directory)
+        if any(sha256(final / name) != digest for name, digest in own.items()):
             raise OSError(
                 f"checkpoint {final.name} reads back differently from what was written: the disk may be failing"
             )
         for old in self._all()[: -self.keep]:
-            shutil.rmtree(old)
+            remove(old)
 
     def resume(self, trainer: Trainer, controllers: Mapping[str, Controller]) -> Progress | None:
         """Load the newest readable checkpoint into trainer and controllers; None when there is none."""
@@ -121,12 +129,13 @@ class CheckpointStore:
 
 
 def readable(checkpoint: Path) -> bool:
-    """Whether every file of the checkpoint's manifest is there with the digest it was written with."""
-    manifest = checkpoint / "manifest.json"
+    """Whether a checkpoint has its own name, and each file of its manifest the digest it was written with."""
     try:
-        digests = json.loads(manifest.read_text())
-        return all(_sha256(checkpoint / name) == digest for name, digest in digests.items())
-    except (OSError, ValueError):
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        files, ticks = manifest["files"], manifest["ticks"]
+        is_named = checkpoint.name == f"tick-{ticks:08d}" and {"state.json", "model.safetensors"} <= files.keys()
+        return is_named and all(sha256(checkpoint / name) == digest for name, digest in files.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # no such file, no JSON, another shape
         return False
 
 
@@ -158,16 +167,3 @@ def _updates(arrays: Mapping[str, np.ndarray]) -> list[list[Unit]]:
     ]
     units = [tuple(unit) for unit in cut(sequences, arrays["sequences"])]
     return cut(units, arrays["units"])
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -101,18 +101,19 @@ def token_outputs(model: torch.nn.Module, batch: MicroBatch, temperature: float 
     scored, so a long prompt costs no vocabulary-sized tensor.
     """
     columns_K, place_N = torch.unique(batch.columns_N, return_inverse=True)
-    logits_B_K_V = model(**_inputs(batch), logits_to_keep=columns_K).logits
+    logits_B_K_V = model(**model_inputs(batch), logits_to_keep=columns_K).logits
     logits_N_V = logits_B_K_V[batch.rows_N, place_N]
     return Outputs(logp_N=token_logprobs(logits_N_V, batch.targets_N, temperature), logits_N_V=logits_N_V)
 
 
 def score_outputs(model: torch.nn.Module, batch: MicroBatch) -> Outputs:
     """Forward pass of a sequence classifier with one label: its score at the last token of each sequence."""
-    hidden_B_T_D = model.base_model(**_inputs(batch)).last_hidden_state
+    hidden_B_T_D = model.base_model(**model_inputs(batch)).last_hidden_state
     return Outputs(scores_S=model.score(hidden_B_T_D[batch.ends_S]).float()[:, 0])
 
 
-def _inputs(batch: MicroBatch) -> dict[str, Any]:
+def model_inputs(batch: MicroBatch) -> dict[str, Any]:
+    """The keyword arguments of a `transformers` model for a micro-batch."""
     inputs = {"input_ids": batch.tokens_B_T, "use_cache": False}
     if batch.positions_B_T is not None:
         inputs["position_ids"] = batch.positions_B_T

@@ -71,13 +71,14 @@ def optimise(
     every: int,
     report: Report,
     controllers: Mapping[str, Controller] | None = None,
-    on_checkpoint: Callable[[int], None] = lambda tick: None,
+    on_checkpoint: Callable[[int], Mapping[Path, str]] = lambda tick: {},
 ) -> list[dict[str, float]]:
     """Run loop steps until `steps`, from the newest checkpoint if there is one; returns the metrics of every step.
 
     A checkpoint is written every `every` updates, also between two updates of one step, and at the end. The trained
     model is then the one to publish (`Trainer.finish`).
-    on_checkpoint(tick): called before the checkpoint `tick` is written, for what must be on disk by then.
+    on_checkpoint(tick): called before the checkpoint `tick` is written, for what must be on disk by then; returns those
+    files with their SHA-256.
     """
     controllers = controllers or {}
     progress = checkpoints.resume(trainer, controllers) or Progress()
@@ -85,8 +86,7 @@ def optimise(
     def tick(is_last: bool) -> None:
         progress.ticks += 1
         if progress.ticks % every == 0 or is_last:
-            on_checkpoint(progress.ticks)
-            checkpoints.save(trainer, progress, controllers)
+            checkpoints.save(trainer, progress, controllers, on_checkpoint(progress.ticks))
 
     while len(progress.history) < steps:
         began = time.perf_counter()

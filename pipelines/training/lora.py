@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pipelines.base.architectures import failures_said_as
 from pipelines.training.settings import Lora
 from pipelines.training.team import whole
 
@@ -26,7 +27,8 @@ def attach(model: torch.nn.Module, settings: Lora, seed: int = 0) -> None:
     config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=linear, lora_dropout=0.0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # the adapters' A matrices; B begins at 0
-        inject_adapter_in_model(config, model)
+        with failures_said_as(f"lora does not fit a {type(model).__name__}; leave it out"):
+            inject_adapter_in_model(config, model)
     if hasattr(model, "score"):
         model.score.requires_grad_(True)
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipelines.base.architectures import attention_kinds
 from pipelines.errors import UserError
 from pipelines.training import lora
-from pipelines.training.batch import Layout, MicroBatch, Unit, micro_batches
+from pipelines.training.batch import MicroBatch, Unit, micro_batches
 from pipelines.training.components import Component, Outputs, token_outputs
+from pipelines.training.layouts import refuse_misread
 from pipelines.training.settings import Optimiser, Training
 from pipelines.training.speed import Work, peak
 from pipelines.training.team import Sharded, Team, device, like, whole
@@ -43,8 +43,8 @@ class Trainer:
         self.model, self.components, self.params = model, list(components), params
         self.total_updates, self.pad_id, self.forward = total_updates, pad_id, forward
         self.updates, self.team = 0, Team()
-        _refuse_layout(model, params.compute.layout)
         model.to(device())
+        refuse_misread(model, params.compute.layout)
         if params.lora is not None:
             lora.attach(model, params.lora)
         if params.compute.checkpointing:
@@ -80,7 +80,7 @@ class Trainer:
         if not any(denominators.values()):
             raise UserError(f"update {self.updates + 1}: none of the tokens of its {len(units)} units is to be learned")
         sums: dict[str, Tensor | float] = defaultdict(float)
-        self.trained.train()
+        _without_noise(self.trained)
         self.optimiser.zero_grad(set_to_none=True)
         for batch, counts in self._micro_batches(units):
             with self._precision(batch.tokens_B_T.device):
@@ -129,7 +129,7 @@ class Trainer:
         moments = {
             f"{moment}/{names[id(parameter)]}": whole(state[moment]).contiguous()
             for parameter, state in self.optimiser.state.items()
-            for moment in _MOMENTS
+            for moment in ("step", *_MOMENTS)
         }
         parts = {
             "model": {name: whole(value.detach()).contiguous() for name, value in self.parameters.items()},
@@ -141,13 +141,14 @@ class Trainer:
     @torch.no_grad()
     def restore(self, state: Mapping[str, Mapping[str, Tensor]], updates: int) -> None:
         """Go on from a `state` that was taken after `updates` updates."""
+        moments = state.get("optimiser", {})
         for name, parameter in self.parameters.items():
             parameter.copy_(like(state["model"][name], parameter))
             if self.average:
                 self.average[name].copy_(like(state["average"][name], parameter))
-            if updates:
-                moments = {moment: like(state["optimiser"][f"{moment}/{name}"], parameter) for moment in _MOMENTS}
-                self.optimiser.state[parameter] = {"step": torch.tensor(float(updates)), **moments}
+            if f"step/{name}" in moments:  # one that never had a gradient has none
+                found = {moment: like(moments[f"{moment}/{name}"], parameter) for moment in _MOMENTS}
+                self.optimiser.state[parameter] = {"step": moments[f"step/{name}"], **found}
         self.updates = updates
 
     def speed(self, units: Sequence[Unit], seconds: float, training_seconds: float) -> dict[str, float]:
@@ -205,15 +206,14 @@ class Trainer:
         return total
 
 
-def _refuse_layout(model: Any, layout: Layout) -> None:
-    """Raise UserError when layers of the model would see more or less of a row than its sequences have."""
-    fitting = {"padded": None, "packed": {"full_attention", "sliding_attention"}, "shared": {"full_attention"}}[layout]
-    others = set() if fitting is None else attention_kinds(model) - fitting
-    if others:
-        raise UserError(
-            f"compute.layout: {layout} does not fit a {type(model).__name__} with {', '.join(sorted(others))}; "
-            "use padded"
-        )
+def _without_noise(model: torch.nn.Module) -> None:
+    """No dropout and no jitter: a step is a function of weights and units. Layers that compute again must be told."""
+    model.eval()
+    for part in model.modules():
+        if getattr(part, "gradient_checkpointing", False):
+            part.training = True
+            for name in [name for name, value in vars(part).items() if "drop" in name and isinstance(value, float)]:
+                setattr(part, name, 0.0)
 
 
 def _length(unit: Unit) -> int:

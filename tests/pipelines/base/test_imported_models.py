@@ -205,3 +205,50 @@ def test_capped_attention_scores_stay_capped(tmp_path):
     from pipelines.base.architectures import load_model
 
     torch.testing.assert_close(load_model(tmp_path).eval()(tokens).logits, model(tokens).logits)
+
+
+def test_an_index_that_names_pickles_is_refused(gpt2, tmp_path):
+    """Nothing but safetensors files beside the index is ever opened."""
+    (gpt2 / "model.safetensors").rename(gpt2 / "model-00001-of-00002.safetensors")
+    torch.save({}, gpt2 / "weights.bin")
+    for shard in ("weights.bin", "../other/model.safetensors"):
+        (gpt2 / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {WEIGHT: shard}}))
+        with pytest.raises(UserError, match=rf"names {shard}, which is no safetensors file beside it"):
+            load_model(gpt2)
+
+
+def test_a_checkpoint_whose_weights_are_no_numbers_is_refused_by_every_stage_that_reads_it(gpt2, tmp_path):
+    change_weights(gpt2, WEIGHT, torch.full((16, 64), torch.nan))
+    with pytest.raises(UserError, match=f"a model hold NaN or infinity, as in {WEIGHT}"):
+        load_model(gpt2)
+
+
+def test_a_model_without_sdpa_is_read_with_its_own_attention(tmp_path):
+    from transformers import BloomConfig, BloomForCausalLM
+
+    tokenizer = build_tokenizer((), 64)
+    tokenizer.save_pretrained(tmp_path / "bloom")
+    ends = {"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None}
+    BloomForCausalLM(
+        BloomConfig(vocab_size=len(tokenizer), hidden_size=16, n_layer=1, n_head=2, **ends)
+    ).save_pretrained(tmp_path / "bloom")
+    made(tmp_path / "bloom", tmp_path / "base")
+
+
+def test_positions_that_change_with_the_longest_sequence_end_where_they_do(tmp_path):
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    config = Phi3Config(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        original_max_position_embeddings=16,
+        pad_token_id=0,
+        rope_parameters=rope,
+    )
+    assert position_limit(Phi3ForCausalLM(config)) == 16

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.distill.train import kl_from_teacher, verified_sequences
+from pipelines.distill.settings import DistillationParams
+from pipelines.distill.train import distill, kl_from_teacher, verified_sequences
 from pipelines.errors import UserError
 from pipelines.training.batch import Sequence, micro_batches
 from pipelines.training.components import token_outputs
+from pipelines.training.settings import Compute, Optimiser
+from tests.pipelines.tiny import tiny_qwen3
 
 
 def batch():
@@ -37,6 +40,20 @@ def test_kl_is_the_sum_over_the_vocabulary_and_reaches_the_student_only(tiny_mod
 
 def rollout(correct: bool, finish: str):
     return {"tokens": [5, 6, 7, 1], "prompt_tokens": 2, "correct": correct, "finish_reason": finish}
+
+
+def test_samples_that_are_too_long_for_the_student_are_refused(tiny_model, tmp_path):
+    optimiser = Optimiser(lr=0.1, schedule="constant", warmup_steps=0, weight_decay=0.0, clip_norm=1.0)
+    loop = {"steps": 1, "batch_size": 1, "checkpoint_every": 1}
+    params = DistillationParams(
+        optimiser=optimiser, compute=Compute(micro_tokens=64), cross_entropy=1.0, kl=0.0, **loop
+    )
+    sequences = [Sequence(np.arange(3, 12), {"supervised": np.ones(9, np.float32)})]
+    student = tiny_qwen3(max_position_embeddings=8)
+    with pytest.raises(
+        UserError, match=r"sample has 9 tokens, the model of the student has 8 positions; raise distill"
+    ):
+        distill(student, tiny_model(), sequences, params, pad_id=0, seed=0, scratch=tmp_path, report=print)
 
 
 def test_only_right_and_finished_samples_are_learned_from():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from pipelines.errors import UserError
 from pipelines.generation.engine import Prompt
 from pipelines.generation.engines import FirstsEngine, TeamEngine
 from pipelines.generation.native import NativeEngine
@@ -48,5 +49,11 @@ if __name__ == "__main__":
         "shared": drawn(TeamEngine(NativeEngine.open(directory, PARAMS))),
         "first": drawn(FirstsEngine(Noted, directory, PARAMS)),
     }
+    shared = TeamEngine(NativeEngine.open(directory, PARAMS))
+    found["of nothing"] = shared.generate([], SAMPLING).tokens
+    try:  # only the process that is dealt the longest prompt meets it
+        shared.generate([*PROMPTS, Prompt([5] * 120, (7,))], SAMPLING)
+    except UserError as error:
+        found["too long"] = str(error)
     (directory / f"found-{team.rank}.json").write_text(json.dumps(found))
     team.wait()

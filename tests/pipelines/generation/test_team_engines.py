@@ -34,6 +34,8 @@ def test_both_processes_have_the_samples_of_one_and_only_the_first_opens_a_serve
     for rank in (0, 1):
         found = json.loads((tmp_path / f"found-{rank}.json").read_text())
         assert found["first"] == alone
+        assert found["of nothing"] == []
+        assert "make 132 tokens, the model has 128 positions" in found["too long"]
         tokens, measures, later_tokens, later_logprobs, version = found["shared"]
         assert (tokens, later_tokens, version) == (alone[0], alone[2], alone[4])
         figures, figures_alone = measures["entropy"] + later_logprobs, alone[1]["entropy"] + alone[3]

@@ -140,6 +140,33 @@ def test_a_stopped_round_goes_on_to_the_same_bytes(tiny_model, tmp_path, stop_af
     assert table.equals(rollouts)
 
 
+@pytest.mark.parametrize("damage", ["cut", "gone", "a stranger beside"])
+@pytest.mark.parametrize("which", ["oldest", "newest"])
+def test_a_damaged_shard_of_rollouts_takes_its_checkpoints_along(tiny_model, tmp_path, damage, which):
+    whole = tiny_model()
+    _, expected = play(whole, tmp_path / "whole")
+
+    def stop(done, total, metrics):
+        if done == 5:
+            raise KeyboardInterrupt
+
+    scratch = tmp_path / "stopped"
+    with pytest.raises(KeyboardInterrupt):
+        play(tiny_model(), scratch, stop)
+    shards = sorted((scratch / "rollouts").iterdir())
+    assert len(shards) > 1
+    shard = shards[0 if which == "oldest" else -1]
+    if damage == "cut":
+        shard.write_bytes(shard.read_bytes()[:-9])
+    elif damage == "gone":
+        shard.unlink()
+    else:
+        (scratch / "rollouts" / "notes.parquet").write_text("mine")
+    resumed = tiny_model()
+    assert play(resumed, scratch)[1].equals(expected)
+    assert weights(resumed) == weights(whole)
+
+
 def changed(tiny_model, tmp_path, name, **changes) -> bool:
     plain, other = tiny_model(), tiny_model()
     play(plain, tmp_path / "plain")

@@ -141,7 +141,7 @@ def kill_at(moment: int | None, counted: Path) -> None:
     trainer.Trainer.update = followed(trainer.Trainer.update)
     checkpoint.save_file = followed(checkpoint.save_file)
     checkpoint.save_arrays = followed(checkpoint.save_arrays)
-    checkpoint._fsync = followed(checkpoint._fsync)
+    checkpoint.sync = followed(checkpoint.sync)
     os.rename = followed(os.rename, before=True)
     shutil.rmtree = followed(shutil.rmtree)
     pq.write_table = followed(pq.write_table)

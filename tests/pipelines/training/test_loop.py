@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from pipelines.files import sha256
 from pipelines.training.batch import Sequence, epoch_order, indices_at, micro_batches
 from pipelines.training.checkpoint import CheckpointStore, readable
 from pipelines.training.components import BradleyTerry, Outputs, TokenComponent, cross_entropy, token_outputs
@@ -190,6 +191,48 @@ def test_a_damaged_checkpoint_is_passed_over(tiny_model, tmp_path):
     resumed = tiny_model(99)
     assert run(resumed, tmp_path / "stopped", 9) == history
     assert weights(resumed) == weights(whole)
+
+
+@pytest.mark.parametrize("damage", ["null", "[1]", "{}", '{"ticks": 6, "files": {}}', "renamed", "empty", "a file"])
+def test_what_is_no_checkpoint_is_passed_over_and_removed(tiny_model, tmp_path, damage):
+    whole = tiny_model()
+    history = run(whole, tmp_path / "whole", 9)
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny_model(), tmp_path / "stopped", 9, 8)
+    newest, later = (tmp_path / "stopped" / f"tick-{tick:08d}" for tick in (6, 8))
+    if damage == "renamed":
+        newest.rename(later)
+    elif damage == "empty":
+        later.mkdir()
+    elif damage == "a file":
+        later.write_text("")
+    else:
+        (newest / "manifest.json").write_text(damage)
+    (tmp_path / "stopped" / ".writing-something").write_text("")
+    store = CheckpointStore(tmp_path / "stopped")
+    assert store.newest_tick() == (6 if damage in ("empty", "a file") else 3)
+    assert not later.exists() and not (tmp_path / "stopped" / ".writing-something").exists()
+    resumed = tiny_model(99)
+    assert run(resumed, tmp_path / "stopped", 9) == history
+    assert weights(resumed) == weights(whole)
+    assert sorted(path.name for path in (tmp_path / "stopped").iterdir()) == ["tick-00000006", "tick-00000009"]
+
+
+def test_a_checkpoint_cannot_be_read_without_the_files_that_belong_to_it(tiny_model, tmp_path):
+    beside = tmp_path / "rows.parquet"
+    beside.write_text("rows")
+
+    def written(tick: int) -> dict:
+        return {beside: sha256(beside)}
+
+    trainer = Trainer(tiny_model(), [CROSS_ENTROPY], SETTINGS, 2, 0)
+    store = CheckpointStore(tmp_path / "checkpoints")
+    optimise(trainer, 2, lambda step: ([units(3)], {}), store, 1, lambda *_: None, on_checkpoint=written)
+    newest = tmp_path / "checkpoints" / "tick-00000002"
+    assert readable(newest)
+    beside.write_text("row")
+    assert not readable(newest)
+    assert CheckpointStore(tmp_path / "checkpoints").newest() is None
 
 
 def test_old_checkpoints_go_and_a_step_without_updates_is_recorded(tiny_model, tmp_path):

@@ -182,3 +182,68 @@ def test_a_layout_that_a_model_would_misread_is_refused():
     Trainer(model, [CROSS_ENTROPY], training(layout="packed"), 1, 0)
     with pytest.raises(UserError, match="shared does not fit a MistralForCausalLM with sliding_attention; use padded"):
         Trainer(model, [CROSS_ENTROPY], training(layout="shared"), 1, 0)
+
+
+WORDS = {"vocab_size": 32, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
+
+
+def gpt2(**changes):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=64, **WORDS, **changes))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_dropout_is_off_so_that_a_step_depends_on_weights_and_units_only(checkpointing):
+    quiet = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    expected = gradient(gpt2(**quiet), checkpointing=checkpointing)[1]
+    for _ in range(2):
+        assert torch.equal(gradient(gpt2(), checkpointing=checkpointing)[1], expected)
+
+
+def test_dropout_inside_a_layer_that_computes_again_is_off_too():
+    from transformers import OPTConfig, OPTForCausalLM
+
+    shape = {"hidden_size": 16, "ffn_dim": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+    def opt(dropout: float):
+        torch.manual_seed(0)
+        return OPTForCausalLM(OPTConfig(**WORDS, **shape, word_embed_proj_dim=16, dropout=dropout))
+
+    assert torch.equal(gradient(opt(0.5), checkpointing=True)[1], gradient(opt(0.0))[1])
+
+
+def test_a_layout_is_tried_not_believed():
+    """Falcon does not tell its attention where a sequence begins."""
+    from transformers import FalconConfig, FalconForCausalLM
+
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = FalconForCausalLM(FalconConfig(**WORDS, **shape, alibi=False))
+    Trainer(model, [CROSS_ENTROPY], training(layout="padded"), 1, 0)
+    with pytest.raises(UserError, match="packed does not fit a FalconForCausalLM, which reads a sequence differently"):
+        Trainer(model, [CROSS_ENTROPY], training(layout="packed"), 1, 0)
+
+
+def test_weights_that_never_had_a_gradient_do_not_stand_in_the_way_of_a_resume(tiny_model, tmp_path):
+    def model():
+        made = tiny_model()
+        made.unused = torch.nn.Parameter(torch.ones(3))
+        return made
+
+    def run(made, directory, steps):
+        trainer = Trainer(made, [CROSS_ENTROPY], training(), 6, 0)
+        optimise(trainer, steps, lambda step: ([units()], {}), CheckpointStore(directory), 2, lambda *_: None)
+        return torch.cat([parameter.detach().flatten() for parameter in made.parameters()])
+
+    run(model(), tmp_path / "stopped", 4)
+    assert torch.equal(run(model(), tmp_path / "stopped", 6), run(model(), tmp_path / "whole", 6))
+
+
+def test_lora_that_a_model_cannot_take_is_said(tiny_model, monkeypatch):
+    def refuse(*arguments):
+        raise ValueError("Module 'out_proj' is incompatible")
+
+    monkeypatch.setattr("peft.inject_adapter_in_model", refuse)
+    with pytest.raises(UserError, match="lora does not fit a Qwen3ForCausalLM; leave it out: Module 'out_proj'"):
+        Trainer(tiny_model(), [CROSS_ENTROPY], training(lora=Lora(rank=2, alpha=1.0)), 1, 0)
