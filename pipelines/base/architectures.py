@@ -182,7 +182,7 @@ def save_checkpoint(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, 
 def _load(cls: Any, directory: Path) -> PreTrainedModel:
     import torch
 
-    from pipelines.training.team import device
+    from pipelines.devices import device
 
     _without_progress_bars()
     _refuse_foreign_shards(directory)

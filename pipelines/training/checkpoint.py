@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,11 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from pipelines.files import remove, sha256, sync
 from pipelines.training.batch import Sequence, Unit
-from pipelines.training.loop import Controller, Progress
+from pipelines.training.progress import Controller, Progress
 from pipelines.training.team import Team
-
-if TYPE_CHECKING:
-    from pipelines.training.trainer import Trainer
+from pipelines.training.trainer import Trainer
 
 _NAME = re.compile(r"tick-(\d{8})")
 

@@ -7,13 +7,14 @@ optimiser state are sharded over them (FSDP2, Zhao et al. 2023). Only the first 
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from pipelines.devices import device
 
 Item = TypeVar("Item")
 _PATIENCE = timedelta(days=1)  # of processes that wait for one another; `torchrun` ends them when one of them dies
@@ -85,13 +86,6 @@ class Team:
             torch.distributed.destroy_process_group()
             if not self.is_first:
                 raise Dismissed
-
-
-def device() -> torch.device:
-    """The accelerator of this process, or the CPU."""
-    if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-    return torch.device("cpu")
 
 
 def gather_team() -> Team:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipelines.devices import device
 from pipelines.errors import UserError
 from pipelines.training import lora
 from pipelines.training.batch import MicroBatch, Unit, micro_batches
@@ -18,7 +19,7 @@ from pipelines.training.components import Component, Outputs, token_outputs
 from pipelines.training.layouts import refuse_misread
 from pipelines.training.settings import Optimiser, Training
 from pipelines.training.speed import Work, peak
-from pipelines.training.team import Sharded, Team, device, like, whole
+from pipelines.training.team import Sharded, Team, like, whole
 
 _BETAS = (0.9, 0.95)
 _MOMENTS = ("exp_avg", "exp_avg_sq")
