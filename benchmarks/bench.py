@@ -24,6 +24,8 @@ from typing import Any
 
 import psutil
 
+from benchmarks import TURNS
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results.json"
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
@@ -33,20 +35,25 @@ REPEATS = 9
 
 def main(parts: list[str]) -> None:
     """Measure `parts` of PARTS, all of them when none is named; the figures of the others stay as they are."""
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results: dict[str, dict[str, Any]] = {}
     for name in parts or PARTS:
-        earlier = {figure for figure, found in results.items() if found.get("part", "pipeline") == name}
         found = {figure: value | {"part": name} for figure, value in PARTS[name]().items()}
-        results = {figure: value for figure, value in results.items() if figure not in earlier} | found
-    results = dict(sorted(results.items(), key=lambda item: list(PARTS).index(item[1]["part"])))
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    text = markdown(results)
-    print(text)
-    readme = ROOT / "README.md"
-    before, _, rest = readme.read_text().partition(BEGIN)
-    readme.write_text(before + BEGIN + "\n" + text + END + rest.partition(END)[2])
+        results = publish(found, name)
+    print(markdown(results))
     if not all(result["met"] for result in results.values()):
         print("Not every target was met: see the table.")
+
+
+def publish(found: dict[str, dict[str, Any]], part: str) -> dict[str, dict[str, Any]]:
+    """Put the figures of one part in place of its earlier ones, in results.json and README.md; returns all of them."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = {figure: value for figure, value in results.items() if value["part"] != part} | found
+    results = dict(sorted(results.items(), key=lambda item: list(PARTS).index(item[1]["part"])))
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    readme = ROOT / "README.md"
+    before, _, rest = readme.read_text().partition(BEGIN)
+    readme.write_text(before + BEGIN + "\n" + markdown(results) + END + rest.partition(END)[2])
+    return results
 
 
 def pipeline_figures() -> dict[str, dict[str, Any]]:
@@ -277,7 +284,9 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
         lines.append(f"| {name} | {value} | {found['against'] or ''} | {ratio} | {found['target'] or ''} | {met} |")
     lines.append("")
     lines.append(
-        f"Default run: median of two from scratch on {os.cpu_count()} CPU cores; commands: median of {REPEATS}."
+        f"Default run: median of two from scratch on {os.cpu_count()} CPU cores; commands: median of {REPEATS}. "
+        f"Against peers: by turns in one process with two threads, medians of {TURNS} turns; the ratio is the median "
+        "of the turns' ratios, with the lowest and the highest. docs/speed.md says what bounds them."
     )
     return "\n".join(lines) + "\n"
 

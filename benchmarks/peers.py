@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks import TURNS
+
 VOCABULARY, PAD, END, LONGEST = 512, 0, 1, 64
 SIZES = {
     "0.5M": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 32, "mlp": 384},
     "5M": {"hidden_size": 320, "num_hidden_layers": 5, "num_attention_heads": 8, "head_dim": 40, "mlp": 960},
 }
-TURNS = 5
 TOKENIZER = SimpleNamespace(eos_token_id=END, pad_token_id=PAD)
 
 
