@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,30 @@ def show(value: Any) -> str:
     """A parameter value on one line, cut when long."""
     text = value if isinstance(value, str) and value else json.dumps(value, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def refuse_lacking_engine(judge: Judge, plan: dict[str, StageState], selected: set[str]) -> None:
+    """Raise UserError when a selected stage that is to run samples with vLLM, and vLLM is not installed."""
+    sampling = [
+        node
+        for name, node in judge.graph.nodes.items()
+        if name in selected
+        and plan[name].state != FRESH
+        and node.module
+        and "engine" in node.params.get(PARAMS_FILE, ())
+    ]
+    if not sampling or find_spec("vllm"):
+        return
+    from tasks.settings import load_params
+
+    settings = load_params(judge.root)
+    for node in sampling:
+        engine = getattr(settings.section(node.group), "engine", None) or settings.engine
+        if engine.name == "vllm" and engine.url is None:
+            raise UserError(
+                f"Stage {node.name} samples with vLLM, which is not installed here: docs/vllm.md says how to, or set "
+                "engine: {name: native}."
+            )
 
 
 def refuse_missing_inputs(judge: Judge, plan: dict[str, StageState], selected: set[str]) -> None:

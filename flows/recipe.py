@@ -18,7 +18,11 @@ _INSTALLED = Path(__file__).resolve().parent.parent
 def recipes(root: Path) -> dict[str, Path]:
     """Name -> file of every recipe, such as small or real/qwen3-4b: the project's own, else the installed ones."""
     base = (root if (root / "pipelines").is_dir() else _INSTALLED) / "pipelines" / "recipes"
-    return {path.relative_to(base).with_suffix("").as_posix(): path for path in sorted(base.rglob("*.yaml"))}
+    return {
+        path.relative_to(base).with_suffix("").as_posix(): path
+        for path in sorted(base.rglob("*.yaml"))
+        if path.is_file()
+    }
 
 
 def list_recipes(root: Path) -> None:
@@ -26,7 +30,7 @@ def list_recipes(root: Path) -> None:
     known = recipes(root)
     width = max(map(len, known), default=0)
     for name, path in known.items():
-        first = path.read_text(encoding="utf-8").partition("\n")[0]
+        first = path.read_text(encoding="utf-8-sig", errors="replace").partition("\n")[0]
         print(f"{name:<{width}}  {first.removeprefix('#').strip() if first.startswith('#') else ''}".rstrip())
 
 
@@ -46,9 +50,11 @@ def apply_recipe(root: Path, name: str) -> None:
     write_atomically(path, after_text)
     try:
         validate(root, load_graph(root))
-    except UserError:
+    except UserError as error:
         write_atomically(path, before_text)
-        raise
+        raise UserError(
+            f"The recipe `{name}` does not fit this params.yaml, which stays as it was:\n{error}"
+        ) from error
     after = read_yaml(path)
     changes = [text for key in after for text in _changes(key, before.get(key), after[key])]
     print("\n".join([f"params.yaml now holds the recipe `{name}`:", *(f"  {change}" for change in changes)]))
@@ -65,9 +71,9 @@ def _find(root: Path, name: str) -> Path:
 
 
 def overlaid(text: str, overlay: dict[str, Any]) -> str:
-    """The YAML text with the overlay's values in it; mappings of one kind are merged, anything else is replaced.
+    """The YAML text with the overlay's values in it; mappings are merged, anything else is replaced.
 
-    A mapping that names another `kind` or `name` is of another kind, and an empty one empties what was there.
+    So is a mapping that says of which `kind` or `name` it is, and one that is empty.
     """
     from ruamel.yaml import YAML
 
@@ -86,7 +92,7 @@ def _merge(document: Any, overlay: dict[str, Any]) -> bool:
     """Merge in place; True when something changed."""
     changed = False
     for key, value in overlay.items():
-        if isinstance(value, dict) and isinstance(document.get(key), dict) and _are_mergeable(document[key], value):
+        if isinstance(value, dict) and isinstance(document.get(key), dict) and _is_partial(value):
             changed |= _merge(document[key], value)
         elif key not in document or document[key] != value:
             document[key] = value
@@ -94,8 +100,8 @@ def _merge(document: Any, overlay: dict[str, Any]) -> bool:
     return changed
 
 
-def _are_mergeable(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    return bool(new) and all(new[tag] == old.get(tag) for tag in ("kind", "name") if tag in new)
+def _is_partial(mapping: dict[str, Any]) -> bool:
+    return bool(mapping) and not {"kind", "name"} & mapping.keys()
 
 
 def _changes(key: str, before: Any, after: Any) -> list[str]:

@@ -20,7 +20,16 @@ from typing import Any
 
 from flows import dvcfiles
 from flows.locks import run_lock
-from flows.plan import FRESH, Judge, StageState, forced_mark, refuse_missing_inputs, refuse_stale_above, validate
+from flows.plan import (
+    FRESH,
+    Judge,
+    StageState,
+    forced_mark,
+    refuse_lacking_engine,
+    refuse_missing_inputs,
+    refuse_stale_above,
+    validate,
+)
 from flows.process import Group, StageProcess, end, end_leftovers, settle
 from flows.restore import previous_output, remove_unrecorded, unrecorded_restore
 from pipelines.errors import UserError
@@ -97,6 +106,7 @@ class Session:
                 chosen.update(self.graph.descendants(stage))
         refuse_stale_above(self.graph, self.plan, chosen)
         refuse_missing_inputs(self._judge, self.plan, chosen)
+        refuse_lacking_engine(self._judge, self.plan, chosen)
         self.notes += _move_orphans(self.root, self._judge.orphans)
         return [name for name in self.graph.nodes if name in chosen]
 

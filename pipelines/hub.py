@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.errors import UserError
+from pipelines.errors import UserError, failures_said_as
 
 
 def fetch_model(name: str, revision: str, patterns: Sequence[str], key: str) -> Path:
@@ -13,9 +13,10 @@ def fetch_model(name: str, revision: str, patterns: Sequence[str], key: str) -> 
 
     Raises UserError, with the parameter `key` in it, when they cannot be had.
     """
-    from huggingface_hub import snapshot_download
+    with failures_said_as(f"{key}: {name} at {revision} could not be had from the hub or its cache"):
+        from huggingface_hub import snapshot_download
 
-    return _fetched(lambda: snapshot_download(name, revision=revision, allow_patterns=list(patterns)), name, key)
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
 
 
 def fetch_data(name: str, revision: str, file: str, key: str) -> Path:
@@ -23,15 +24,11 @@ def fetch_data(name: str, revision: str, file: str, key: str) -> Path:
 
     Raises UserError, with the parameter `key` in it, when it cannot be had.
     """
-    from huggingface_hub import hf_hub_download
+    what = f"{key}: {name}/{file} at {revision} could not be had from the hub or its cache"
+    with failures_said_as(what):
+        from huggingface_hub import hf_hub_download
 
-    return _fetched(lambda: hf_hub_download(name, file, revision=revision, repo_type="dataset"), f"{name}/{file}", key)
-
-
-def _fetched(download: Callable[[], str], what: str, key: str) -> Path:
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(download())
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise UserError(f"{key}: {what} could not be downloaded: {error}") from error
+        path = Path(hf_hub_download(name, file, revision=revision, repo_type="dataset"))
+    if not path.is_file():
+        raise UserError(f"{what}: {path.name} is no file there")
+    return path

@@ -26,7 +26,7 @@ class Params(DistillationParams):
 
 
 def compute(stage: Execution) -> None:
-    from pipelines.base.architectures import load_model, load_tokenizer, save_checkpoint
+    from pipelines.base.architectures import load_model, load_tokenizer, save_checkpoint, vocabulary_size
     from pipelines.distill.train import distill, verified_sequences
     from pipelines.generation.rollouts import choose
     from pipelines.records import PROBLEM, ROLLOUT, read, write
@@ -35,16 +35,15 @@ def compute(stage: Execution) -> None:
     params: Params = stage.params
     checkpoint = stage.input(params.teacher)
     tokenizer = load_tokenizer(checkpoint)
+    student = _student(stage, vocabulary_size(checkpoint), tokenizer)
     problems = read(stage.input("data/synthesize") / "problems.parquet", PROBLEM)
     samples = verified_samples(stage, checkpoint, choose(problems, "train", params.problems, stage.seed))
     rollouts = samples.to_pylist()
 
     sequences = verified_sequences(rollouts)
-    teacher = load_model(checkpoint)
-    student = _student(stage, teacher, tokenizer)
     history = distill(
         student,
-        teacher,
+        load_model(checkpoint),
         sequences,
         params,
         pad_id=tokenizer.pad_token_id,
@@ -61,15 +60,18 @@ def compute(stage: Execution) -> None:
     stage.write_metrics({"verified_share": len(sequences) / len(rollouts)} | losses)
 
 
-def _student(stage: Execution, teacher: Any, tokenizer: Any) -> Any:
-    """The student as it starts. Raises UserError for an imported one that has other tokens than the teacher."""
+def _student(stage: Execution, vocabulary: int, tokenizer: Any) -> Any:
+    """The student as it starts. Raises UserError for an imported one that has other tokens than the teacher.
+
+    vocabulary, tokenizer: the teacher's.
+    """
     from pipelines.base.checkpoint import import_checkpoint, initialise, load_imported, qwen3_config
     from pipelines.errors import UserError
     from pipelines.training.team import Team
 
     source, team = stage.params.student, Team()
     if source.kind == "initialise":
-        config = qwen3_config(source.architecture, tokenizer) | {"vocab_size": teacher.config.vocab_size}
+        config = qwen3_config(source.architecture, tokenizer) | {"vocab_size": vocabulary}
         return initialise(config, stage.seed)
     directory = stage.scratch / "student"
     if team.is_first:
@@ -78,7 +80,7 @@ def _student(stage: Execution, teacher: Any, tokenizer: Any) -> Any:
         stage.log_source(Path(source.checkpoint).name, digest=digest)
     team.wait()
     student, own = load_imported(source, directory, "distill.student")
-    if own.get_vocab() != tokenizer.get_vocab() or student.config.vocab_size != teacher.config.vocab_size:
+    if own.get_vocab() != tokenizer.get_vocab() or student.config.get_text_config().vocab_size != vocabulary:
         raise UserError(
             f"distill.student.checkpoint: {source.checkpoint} has other tokens than the teacher; only models of one "
             "family, with the same tokenizer, can learn from each other's distributions"

@@ -69,10 +69,10 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The content of a file of `write_json`, or {} when there is none."""
+    """The content of a file of `write_json`, or {} when there is none, or one that a power cut left half written."""
     try:
         return json.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return {}
 
 

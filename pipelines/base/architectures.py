@@ -6,10 +6,9 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-from pipelines.errors import UserError
+from pipelines.errors import UserError, failures_said_as
 
 if TYPE_CHECKING:
     import torch
@@ -33,17 +32,6 @@ def light_imports() -> Iterator[None]:
     finally:
         for name, function in found.items():
             setattr(utils, name, function)
-
-
-@contextmanager
-def failures_said_as(what: str) -> Iterator[None]:
-    """Whatever a library raises about files that others made becomes the UserError `what: reason`."""
-    try:
-        yield
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:  # which one it is depends on the file, the library and its release
-        raise UserError(f"{what}: {shorten(str(error), 200) or type(error).__name__}") from error
 
 
 def causal_lm_class(model_type: str) -> Any:
@@ -95,6 +83,12 @@ def position_limit(model: PreTrainedModel) -> int | None:
         original = rope.get("original_max_position_embeddings")
         return original or getattr(config, "original_max_position_embeddings", config.max_position_embeddings)
     return getattr(config, "max_position_embeddings", None)
+
+
+def vocabulary_size(directory: Path) -> int:
+    """How many words the head of a policy checkpoint tells apart, from its configuration."""
+    config = policy_config(directory)
+    return config.get("vocab_size") or config["text_config"]["vocab_size"]
 
 
 def attention_kinds(model: PreTrainedModel) -> set[str]:

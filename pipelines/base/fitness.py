@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.base.architectures import failures_said_as, position_limit
+from pipelines.base.architectures import position_limit
 from pipelines.base.tokenizer import encode_prompts
-from pipelines.errors import UserError
+from pipelines.errors import UserError, failures_said_as
 
 _QUESTIONS = ("1 + 2 = ?", "Name a colour.")
 _TOLERANCE = 1e-4  # of the largest logit; rounding moves a causal model by less, a bidirectional one moves by more

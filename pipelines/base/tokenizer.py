@@ -10,7 +10,7 @@ import string
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipelines.base.architectures import failures_said_as
+from pipelines.errors import failures_said_as
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipelines.base.architectures import failures_said_as, load_model, load_tokenizer
-from pipelines.errors import UserError
+from pipelines.base.architectures import load_model, load_tokenizer
+from pipelines.errors import UserError, failures_said_as
 from pipelines.generation.settings import VllmEngineParams
 from pipelines.generation.vllm_common import Drawn, PlainModel, ProbedEngine, shorter_length
 

@@ -6,9 +6,10 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def read_source(source: Source, raw: Path) -> tuple[list[Given], int]:
     given, refusals = [], []
     for number, cells in rows:
         try:
-            given.append(_given(_Row(cells, f"{_shown(source)}, row {number}"), number, source))
+            given.append(_given(_Row(cells(), f"{_shown(source)}, row {number}"), number, source))
         except UserError as error:
             if source.unusable == "refuse":
                 raise
@@ -85,21 +86,28 @@ def _shown(source: Source) -> str:
     return source.name if source.hub else f"data/raw/{source.path}"
 
 
-def _jsonl(path: Path, source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
+_Rows = Iterator[tuple[int, Callable[[], dict[str, Any]]]]
+"""The number of a row, and what reads it: UserError for one that cannot be read."""
+
+
+def _jsonl(path: Path, source: Source) -> _Rows:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise UserError(f"{_shown(source)}, line {number}: this is not JSON ({error})") from error
-            if not isinstance(row, dict):
-                raise UserError(f"{_shown(source)}, line {number}: expected an object, found {line[:40]!r}")
-            yield number, row
+            if line.strip():
+                yield number, partial(_object, line, f"{_shown(source)}, line {number}")
 
 
-def _parquet(path: Path, source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
+def _object(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: this is not JSON ({error})") from error
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: expected an object, found {line[:40]!r}")
+    return row
+
+
+def _parquet(path: Path, source: Source) -> _Rows:
     wanted = list(dict.fromkeys(name for name in source.columns.model_dump().values() if name is not None))
     try:
         names = pq.read_schema(path).names
@@ -111,11 +119,14 @@ def _parquet(path: Path, source: Source) -> Iterator[tuple[int, dict[str, Any]]]
         if name not in names:
             raise UserError(f"{_shown(source)}: there is no column {name!r}; the columns are {', '.join(names)}")
     for number, cells in enumerate(zip(*table.columns, strict=True), start=1):
-        try:
-            row = {name: cell.as_py() for name, cell in zip(table.column_names, cells, strict=True)}
-        except (ValueError, OverflowError) as error:  # text that is not UTF-8, dates that Python has not
-            raise UserError(f"{_shown(source)}, row {number}: a value cannot be read ({error})") from error
-        yield number, row
+        yield number, partial(_values, table.column_names, cells, f"{_shown(source)}, row {number}")
+
+
+def _values(names: Sequence[str], cells: Sequence[pa.Scalar], where: str) -> dict[str, Any]:
+    try:
+        return {name: cell.as_py() for name, cell in zip(names, cells, strict=True)}
+    except (ValueError, OverflowError) as error:  # text that is not UTF-8, dates that Python has not
+        raise UserError(f"{where}: a value cannot be read ({error})") from error
 
 
 @dataclass(frozen=True)
@@ -209,13 +220,18 @@ def _answer(row: _Row, source: Source) -> str:
 
 
 def _work(row: _Row, source: Source) -> str:
-    """What the work's column holds, up to the mark of the answer where it goes on with that."""
-    if source.columns.work is None:
+    """What the work's column holds, without what is to be removed; of the answer's column what is before the mark."""
+    column = source.columns.work
+    if column is None:
         return ""
-    text = row.text("work", source.columns.work)
-    if source.answer_mark is not None and source.answer_mark in text:
+    text = row.text("work", column)
+    if source.answer_mark is not None and column == source.columns.answer:
         text = text.rpartition(source.answer_mark)[0]
-    return re.sub(source.remove, "", text).strip() if source.remove else text.strip()
+    text = re.sub(source.remove, "", text).strip() if source.remove else text.strip()
+    if not text or "<think>" in text or "</think>" in text:
+        found = "is empty" if not text else "holds <think> or </think>, which are put around it"
+        raise UserError(f"{row.where}: the work (column {column!r}) {found}; mend it, remove or answer_mark")
+    return text
 
 
 def _demonstration(row: _Row, problem: Problem, source: Source) -> str | None:

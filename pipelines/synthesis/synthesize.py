@@ -32,9 +32,15 @@ def synthesize(
     """Write problems.parquet and demonstrations.parquet to `output`; returns row counts.
 
     raw: the directory that `params.sources` are in. Held-out problems have no demonstration.
-    Raises UserError for files that cannot be used and for counts that a family cannot provide.
+    Raises UserError for files that cannot be used, for counts that a family cannot provide, and when nothing is held
+    out.
     """
     problems, demonstrations, left_out = make_rows(params, seed, raw, progress)
+    if not any(row["split"] == "test" for row in problems):
+        raise UserError(
+            "synthesize: no problem is held out, so no checkpoint could be evaluated; raise test_per_level or "
+            "test_share, or give a source with split: test"
+        )
     write(output / "problems.parquet", problems, PROBLEM)
     write(output / "demonstrations.parquet", demonstrations, DEMONSTRATION)
     splits = Counter(row["split"] for row in problems)
@@ -66,7 +72,14 @@ def make_rows(
         left_out["unusable"] += unusable
         for given in found:
             split = source.split if source.split != "hash" else split_of(given.problem.prompt, params.test_share)
-            if not seen.is_new(given.problem, split, given.where):
+            try:
+                is_new = seen.is_new(given.problem, split, given.where)
+            except UserError:
+                if source.unusable == "refuse":
+                    raise
+                left_out["unusable"] += 1
+                continue
+            if not is_new:
                 left_out["repeated"] += 1
                 continue
             mode = "file" if given.demonstration is not None else None

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 _BLOCK = {"cpu": 2**18, "cuda": 2**26}  # numbers: what fits a CPU's cache, and what keeps a GPU busy
 
@@ -38,6 +39,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return logp_N
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient_N: Tensor) -> tuple[Tensor, None, None]:
         logits_N_V, targets_N, normaliser_N = ctx.saved_tensors
         gradient_N_V = torch.empty_like(logits_N_V)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipelines.base.architectures import failures_said_as
+from pipelines.errors import failures_said_as
 from pipelines.training.settings import Lora
 from pipelines.training.team import whole
 

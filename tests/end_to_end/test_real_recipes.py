@@ -7,8 +7,10 @@ native one; everything else is as the recipes say, in fewer and smaller steps.
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 
 import pyarrow.parquet as pq
+import pytest
 from ruamel.yaml import YAML
 
 from tests.end_to_end.conftest import REPOSITORY, STAGES, Project
@@ -84,3 +86,11 @@ def test_qwen3_4b_on_several_gpus(tmp_path):
         assert project.outcome(stage)["exit_code"] == 0
     files = {path.name for path in (project.root / "data/rl/2").iterdir()}
     assert "model.safetensors" in files and not any("adapter" in name for name in files)
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
+def test_vllm_that_is_not_installed_is_said_before_anything_runs(tmp_path):
+    project = Project(tmp_path / "project")
+    project.ratchet("recipe", "real/qwen3-0.6b-gsm8k")
+    said = project.ratchet("run", code=2)
+    assert "samples with vLLM, which is not installed here" in said and "started" not in said

@@ -148,13 +148,19 @@ def test_a_recipe_keeps_comments_and_says_what_it_changed(built: Toy) -> None:
     assert "already" in built.ratchet("recipe", "quick").stdout
 
 
-def test_a_recipe_replaces_what_is_of_another_kind_and_empties_what_it_gives_empty() -> None:
+def test_a_recipe_replaces_what_it_names_the_kind_of_and_empties_what_it_gives_empty() -> None:
     from flows.recipe import overlaid
 
-    text = "engine: {name: native, dtype: float32}\nbase: {kind: new, size: 3}\nfamilies: {sums: 1}\n"
-    overlay = {"engine": {"name": "native", "size": 1}, "base": {"kind": "old", "path": "x"}, "families": {}}
+    text = "plain: {a: 1}\nengine: {name: native, dtype: float32}\nbase: {kind: new, size: 3}\nfamilies: {sums: 1}\n"
+    overlay = {
+        "plain": {"b": 2},
+        "engine": {"name": "native", "size": 1},
+        "base": {"kind": "old", "path": "x"},
+        "families": {},
+    }
     assert yaml.safe_load(overlaid(text, overlay)) == {
-        "engine": {"name": "native", "dtype": "float32", "size": 1},
+        "plain": {"a": 1, "b": 2},
+        "engine": {"name": "native", "size": 1},
         "base": {"kind": "old", "path": "x"},
         "families": {},
     }
@@ -174,3 +180,22 @@ def test_the_recipes_of_the_project_are_valid(tmp_path: Path) -> None:
         assert set(before) == set(after)
         (tmp_path / "params.yaml").write_text(overlaid(params, read_yaml(path)))
         load_params(tmp_path)
+
+
+def test_a_real_recipe_leaves_nothing_of_the_one_before() -> None:
+    from flows.recipe import overlaid, recipes
+    from tasks.yamlfile import read_yaml
+
+    params = (REPOSITORY / "params.yaml").read_text()
+    real = {name: read_yaml(path) for name, path in recipes(REPOSITORY).items() if name.startswith("real/")}
+    for overlay in real.values():
+        fresh = yaml.safe_load(overlaid(params, overlay))
+        for other in real.values():
+            behind = yaml.safe_load(overlaid(overlaid(params, other), overlay))
+            assert _without_nulls(behind) == _without_nulls(fresh)
+
+
+def _without_nulls(value):
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_nulls(part) for key, part in value.items() if part is not None}

@@ -371,11 +371,11 @@ def test_work_and_answer_of_one_column_are_parted_at_the_mark(tmp_path):
     [
         ("no mark", "has nothing after the mark '####'"),
         ("work ####  ", "has nothing after"),
-        ("#### six", "needs a number"),
+        ("so #### six", "needs a number"),
     ],
 )
 def test_an_unusable_row_is_refused_or_left_out(tmp_path, answer, said):
-    jsonl(tmp_path / "a.jsonl", {"question": "1+1?", "answer": "#### 2"}, {"question": "3+3?", "answer": answer})
+    jsonl(tmp_path / "a.jsonl", {"question": "1+1?", "answer": "so #### 2"}, {"question": "3+3?", "answer": answer})
     with pytest.raises(UserError, match=rf"a\.jsonl, row 2: .*{said}"):
         from_file(gsm("a.jsonl"), tmp_path)
     problems, _, left_out = from_file(gsm("a.jsonl", unusable="leave_out"), tmp_path)
@@ -389,8 +389,8 @@ def test_a_file_without_a_usable_row_is_an_error_even_if_rows_may_be_left_out(tm
 
 
 def test_what_is_held_out_as_a_file_is_in_no_training_file_however_it_is_spaced_and_listed(tmp_path):
-    jsonl(tmp_path / "train.jsonl", *({"question": f"{a} + {a}?", "answer": f"#### {2 * a}"} for a in range(20)))
-    jsonl(tmp_path / "test.jsonl", *({"question": f"{a}  +  {a}?", "answer": f"#### {2 * a}"} for a in range(5)))
+    jsonl(tmp_path / "train.jsonl", *({"question": f"{a} + {a}?", "answer": f"so #### {2 * a}"} for a in range(20)))
+    jsonl(tmp_path / "test.jsonl", *({"question": f"{a}  +  {a}?", "answer": f"so #### {2 * a}"} for a in range(5)))
     files = [gsm("train.jsonl", split="train"), gsm("test.jsonl", split="test")]
     problems, demonstrations, left_out = rows(params(families={}, sources=files), raw=tmp_path)
     assert Counter(row["split"] for row in problems) == {"train": 15, "test": 5}
@@ -422,11 +422,40 @@ def test_a_file_of_the_hub_is_read_from_its_cache_and_must_have_the_pinned_diges
     revision = "0123456789" * 4
     directory = tmp_path / "hub" / "datasets--some--sums" / "snapshots" / revision
     directory.mkdir(parents=True)
-    jsonl(directory / "all.jsonl", {"question": "1+1?", "answer": "#### 2"})
+    jsonl(directory / "all.jsonl", {"question": "1+1?", "answer": "so #### 2"})
     hub = {"dataset": "some/sums", "revision": revision, "file": "all.jsonl"}
     problems, _, _ = from_file(gsm("", path=None, hub=hub), tmp_path)
     assert problems[0]["source"] == "hub:some/sums/all.jsonl#1"
     with pytest.raises(UserError, match=r"some/sums/all\.jsonl has the digest [0-9a-f]{64}, params\.yaml pins 0{64}"):
         from_file(gsm("", path=None, hub=hub | {"sha256": "0" * 64}), tmp_path)
-    with pytest.raises(UserError, match=r"synthesize\.sources: some/sums/more\.jsonl could not be downloaded"):
+    with pytest.raises(UserError, match=r"synthesize\.sources: some/sums/more\.jsonl at \d{40} could not be had"):
         from_file(gsm("", path=None, hub=hub | {"file": "more.jsonl"}), tmp_path)
+
+
+def test_leave_out_means_broken_lines_and_contradictions_too(tmp_path):
+    good, other = {"question": "1+1?", "answer": "one more: #### 2"}, {"question": "1+1?", "answer": "two: #### 3"}
+    (tmp_path / "a.jsonl").write_text(f"{json.dumps(good)}\nnot JSON\n[1]\n{json.dumps(other)}\n")
+    problems, _, left_out = from_file(gsm("a.jsonl", unusable="leave_out"), tmp_path)
+    assert [row["answer"] for row in problems] == ["2"] and left_out == {"unusable": 3, "repeated": 0}
+
+
+def test_the_mark_cuts_the_answers_column_only(tmp_path):
+    jsonl(tmp_path / "a.jsonl", {"q": "1+1?", "a": "#### 2", "w": "#### Adding\n1 and 1 #### are 2"})
+    columns = Columns(prompt="q", answer="a", work="w")
+    _, demonstrations, _ = from_file(gsm("a.jsonl", columns=columns, split="train"), tmp_path)
+    assert demonstrations[0]["completion"] == "<think>#### Adding\n1 and 1 #### are 2</think>2"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"), [("#### 2", "is empty"), ("<<a>> #### 2", "is empty"), ("a</think>7 #### 2", "holds <think>")]
+)
+def test_work_that_is_none_is_refused(tmp_path, answer, said):
+    jsonl(tmp_path / "a.jsonl", {"question": "1+1?", "answer": answer})
+    with pytest.raises(UserError, match=rf"a\.jsonl, row 1: the work \(column 'answer'\) {said}"):
+        from_file(gsm("a.jsonl", remove="<<[^<>]*>>"), tmp_path)
+
+
+def test_data_without_a_held_out_problem_are_refused_before_anything_is_trained(tmp_path):
+    with pytest.raises(UserError, match="no problem is held out, so no checkpoint could be evaluated"):
+        synthesize(params(test_per_level=0), 0, tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
