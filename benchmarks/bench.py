@@ -230,7 +230,9 @@ def peer_figures() -> dict[str, dict[str, Any]]:
             found[f"{name}: {row}"] = figure | {"met": rates["ratio"] >= target}
     (rates,) = compare("checkpoints", ".venv").values()
     overhead = 100 * (rates["ratio"] - 1)
-    found["checkpoints and a resume"] = result(overhead, "% of the time", 3, at_most, "an uninterrupted run", None)
+    figure = result(overhead, "% of the time", 3, at_most, "an uninterrupted run")
+    spread = [rates["lowest"], rates["highest"]]
+    found["checkpoints and a resume"] = figure | {"ratio": rates["ratio"], "spread": spread}
     return found
 
 
