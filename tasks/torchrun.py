@@ -74,17 +74,19 @@ def _changed(path: Path) -> int | None:
 def lead(scratch: Path | None) -> None:
     """In the first process: meet the others and tell them where to work; None sends them home."""
     if is_started():
-        from torch.distributed import broadcast_object_list
+        from torch.distributed import broadcast_object_list, destroy_process_group
 
         from pipelines.training.team import gather_team
 
         gather_team()
         broadcast_object_list([None if scratch is None else str(scratch)], src=0)
+        if scratch is None:
+            destroy_process_group()  # a process that ends with its connections open is aborted now and then
 
 
 def follow(compute: Callable[[Execution], None], root: Path, stage: str) -> None:
     """In every other process: the training part of `compute`."""
-    from torch.distributed import broadcast_object_list
+    from torch.distributed import broadcast_object_list, destroy_process_group
 
     from pipelines.training.team import Dismissed, gather_team
 
@@ -94,6 +96,7 @@ def follow(compute: Callable[[Execution], None], root: Path, stage: str) -> None
     told: list[Any] = [None]
     broadcast_object_list(told, src=0)
     if told[0] is None:
+        destroy_process_group()
         return
     try:
         compute(Silent(node, checked, Path(told[0])))
