@@ -438,33 +438,45 @@ def _sft_trl(strategy: str) -> Callable[..., float]:
 
 
 def checkpoints() -> dict[str, Any]:
-    """Seconds of a run that is stopped half-way and resumed, with four checkpoints, over those of one without any."""
-    steps = 40
+    """Share of a run that goes into four checkpoints, and into reading one back after a stop half-way."""
+    from pipelines.training.checkpoint import CheckpointStore
+
+    steps, spent = 40, []
 
     class Stopped(Exception):
         pass
 
-    def run(folder: str, every: int, stop: int | None = None) -> float:
-        def report(done: int, total: int, metrics: dict[str, float]) -> None:
-            if stop is not None and done > stop:
-                raise Stopped
+    def stop(done: int, total: int, metrics: dict[str, float]) -> None:
+        if done > steps // 2:  # inside the step after the second checkpoint
+            raise Stopped
 
-        train = _supervised(steps, every, 0, folder, report)
-        began = time.perf_counter()
-        with suppress(Stopped):
-            train()
-        return time.perf_counter() - began
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*arguments, **options)
+            finally:
+                spent.append(time.perf_counter() - began)
 
-    def stopped(turn: int) -> float:
+        return call
+
+    for name in ("save", "resume"):
+        setattr(CheckpointStore, name, noted(getattr(CheckpointStore, name)))
+
+    def share(turn: int) -> float:
+        seconds = 0.0
+        spent.clear()
         with tempfile.TemporaryDirectory() as folder:
-            lost = run(folder, steps // 4, stop=steps // 2)  # ends inside the step after the second checkpoint
-            return (lost + run(folder, steps // 4)) * steps / (steps + 1)
+            for report in (stop, lambda *_: None):
+                train = _supervised(steps, steps // 4, turn, folder, report)
+                began = time.perf_counter()
+                with suppress(Stopped):
+                    train()
+                seconds += time.perf_counter() - began
+        return sum(spent) / (seconds - sum(spent))
 
-    def whole(turn: int) -> float:
-        with tempfile.TemporaryDirectory() as folder:
-            return run(folder, steps + 1)
-
-    return {"stopped and resumed": by_turns(stopped, whole)}
+    shares = [share(turn) for turn in range(TURNS + 1)][1:]
+    return {"share": statistics.median(shares), "lowest": min(shares), "highest": max(shares)}
 
 
 COMPARISONS = {"generation": generation, "vllm": vllm, "grpo": grpo, "sft": sft, "checkpoints": checkpoints}
