@@ -1,8 +1,8 @@
 """The figures of the README: two default runs from scratch, timed, compared byte for byte, and what they learned.
 
-Then sampling and training against the peers, and what checkpoints cost (benchmarks/peers.py). All of it, or the parts
-named in `python -m benchmarks.bench [pipeline] [peers] [checkpoints]`, goes into a table in README.md between its markers
-and into benchmarks/results.json:
+Then sampling and training against the peers, and what checkpoints cost (benchmarks/peers.py).
+`python -m benchmarks.bench [pipeline] [peers] [checkpoints]` puts a table into README.md between its markers and writes
+benchmarks/results.json:
 `{NAME: {"value", "unit", "against", "ratio", "target", "met", "part"}}`; `against` names what `ratio` compares the
 value with, or is null.
 """
