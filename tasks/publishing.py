@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from pipelines.files import sync
 from tasks import digests
 from tasks.yamlfile import write_atomically
 
@@ -78,19 +79,11 @@ def publish(output: Path, out: Path, sibling: Path) -> None:
         shutil.copytree(output, sibling, copy_function=shutil.copyfile)
         for path in sibling.rglob("*"):
             if path.is_file():
-                _sync(path)
+                sync(path)
         out.parent.mkdir(parents=True, exist_ok=True)
         if out.exists():
             shutil.rmtree(out)
         os.rename(sibling, out)
-        _sync(out.parent)
+        sync(out.parent)
     finally:
         shutil.rmtree(sibling, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -12,14 +12,13 @@ class Params(SynthesizeParams):
 
 
 def compute(stage: Execution) -> None:
-    from pipelines.files import sha256
     from pipelines.synthesis.sources import locate
     from pipelines.synthesis.synthesize import synthesize
 
     for source in stage.params.sources:
         if source.hub is not None:
-            digest = sha256(locate(source, stage.input("data/raw")))
-            stage.log_source(source.name, digest={"sha256": digest, "gitCommit": source.hub.revision})
+            path = locate(source, stage.input("data/raw"))
+            stage.log_source(source.name, path, {"gitCommit": source.hub.revision})
     counts = synthesize(
         stage.params,
         stage.seed,

@@ -84,9 +84,7 @@ class WindowDecoder:
         self.cache: Cache | None = None
         self.lengths_B = np.zeros(0, dtype=np.int64)  # tokens that each row has in the window
         self._lengths_P = np.zeros(0, dtype=np.int64)  # of the prompts read last
-        self._read: list[
-            tuple[np.ndarray, DynamicCache]
-        ] = []  # these prompts by blocks, rising indices, and their past
+        self._read: list[tuple[np.ndarray, DynamicCache]] = []  # them by blocks, rising indices, and their past
 
     def prefill(self, prompts: Sequence[list[int]]) -> Tensor:
         self._lengths_P = np.array([len(tokens) for tokens in prompts])

@@ -113,8 +113,8 @@ class CheckpointStore:
         return Progress(state["ticks"], state["history"], updates, state["metrics"], state["measured"])
 
     def newest(self) -> Path | None:
-        """The newest checkpoint that can be read."""
-        return next((path for path in reversed(self._all()) if readable(path)), None)
+        """The newest checkpoint; what could not be read when the store was opened is gone."""
+        return next(reversed(self._all()), None)
 
     def newest_tick(self) -> int:
         """The tick of the newest readable checkpoint, 0 without one."""
