@@ -32,15 +32,15 @@ def materialise(params: BaseParams, seed: int, output: Path) -> tuple[dict[str, 
 
     Returns its parameter count and vocabulary size, and the digest of the files it was imported from, if it was.
     """
-    source, sha256 = params.source, None
+    source, digest = params.source, None
     if source.kind == "initialise":
         tokenizer = build_tokenizer(lexicon(), source.architecture.max_length)
         model = initialise(qwen3_config(source.architecture, tokenizer), seed)
         save_checkpoint(model, tokenizer, output)
     else:
-        sha256 = import_checkpoint(source, output, "base.source")
+        digest = import_checkpoint(source, output, "base.source")
         model, tokenizer = load_imported(source, output, "base.source")
-    return {"parameters": model.num_parameters(), "vocabulary": len(tokenizer)}, sha256
+    return {"parameters": model.num_parameters(), "vocabulary": len(tokenizer)}, digest
 
 
 def load_imported(source: Import, directory: Path, key: str) -> tuple[Any, Any]:
@@ -128,22 +128,22 @@ def import_checkpoint(source: Import, output: Path, key: str) -> str:
         raise UserError(f"{key}.checkpoint: {name} has {found}. Give a checkpoint with *.safetensors files")
     with _named_as_written(source, directory, key):
         policy_config(directory)
-    sha256 = files_sha256(kept)
+    digest = files_sha256(kept)
     if source.sha256 is None and is_local:
         raise UserError(
             f"{key}.sha256 is missing: the files of {name} are not pinned. "
-            f"If you trust them, set {key}.sha256 to {sha256}"
+            f"If you trust them, set {key}.sha256 to {digest}"
         )
-    if source.sha256 not in (None, sha256):
+    if source.sha256 not in (None, digest):
         raise UserError(
-            f"{key}.sha256: {name} has digest {sha256}, params.yaml pins {source.sha256}. "
+            f"{key}.sha256: {name} has digest {digest}, params.yaml pins {source.sha256}. "
             "The files are not the ones that were pinned"
         )
     output.mkdir(parents=True, exist_ok=True)
     for path in kept:
         shutil.copyfile(path, output / path.name)
     _scrub(output / "config.json")
-    return sha256
+    return digest
 
 
 def files_sha256(paths: list[Path]) -> str:
